@@ -1,0 +1,85 @@
+"""The doors for plain PyTorch."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, ParamSpec, TypeVar
+
+from markstep.engine import report, threads
+from markstep.engine.options import enabled, resolve
+from markstep.engine.region import Place, Region
+from markstep.engine.sources import user_line
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_places: dict[Any, Place] = {}
+
+
+def compile(fn: Callable[P, R], **options: Any) -> Callable[P, R]:  # noqa: A001
+    """Returns `fn`, a function that does one training step, so that it runs compiled once it has been seen a few times.
+
+    Args:
+        fn: forward, backward, clipping, optimizer: whatever one step is. Its Python still runs every time.
+        **options: see `Options`.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: a value that an option does not take.
+    """
+    place = Place(resolve(options), getattr(fn, "__qualname__", repr(fn)))
+    if not enabled():
+        return fn
+
+    @functools.wraps(fn)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        with Region(place, "end of the step"):
+            return fn(*args, **kwargs)
+
+    return wrapper
+
+
+def step(**options: Any) -> AbstractContextManager[None]:
+    """A context manager around one training step. See `compile`; each `with` line is a place of its own.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: a value that an option does not take.
+    """
+    if not enabled():
+        resolve(options)
+        return nullcontext()
+    frame = sys._getframe(1)
+    key = (frame.f_code, frame.f_lineno, tuple(sorted(options.items())))
+    place = _places.get(key)
+    if place is None:
+        place = _places[key] = Place(resolve(options), f"{frame.f_code.co_filename}:{frame.f_lineno}")
+    return Region(place, "end of the step")
+
+
+def sync() -> None:
+    """Runs everything that is pending in this thread: afterwards all tensors hold their values."""
+    engine = threads.active()
+    if engine is not None:
+        engine.boundary("markstep.sync()", user_line())
+
+
+@contextmanager
+def pause() -> Iterator[None]:
+    """Inside, operators run at once and do not become part of the step. Values of the step are computed when they are used."""
+    engine = threads.active()
+    if engine is None:
+        yield
+        return
+    engine.paused += 1
+    try:
+        yield
+    finally:
+        engine.paused -= 1
+
+
+def explain() -> report.Report:
+    """What Markstep has done in this process: prints as a summary, with every figure as an attribute."""
+    return report.current()

@@ -1,0 +1,334 @@
+"""The state machine of one thread: record, predict, replay at the boundary, deoptimise.
+
+Every operator call inside a region comes to `Engine.on_call`. In the recording state it runs eagerly and is written into
+the program tree of its site. In the predicting state it computes nothing: the tree says what its result looks like. At a
+boundary the program that was followed runs at once; when a call differs from the prediction, the calls so far run one by
+one from the recording, and recording goes on from there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from markstep.engine import report
+from markstep.engine.ending import Ending, endings_below
+from markstep.engine.interrupts import uninterrupted
+from markstep.engine.site import Site
+from markstep.engine.slices import early_slice
+from markstep.engine.sources import user_line
+from markstep.record.interpreter import run_calls
+from markstep.record.program import Call, leaves
+from markstep.record.recorder import (
+    append,
+    describe_arguments,
+    first_difference,
+    is_recordable,
+    promote,
+    record_call,
+    written_slots,
+)
+from markstep.record.schema import Kind, facts
+
+log = logging.getLogger("markstep")
+_MAX_CALLS = 60_000
+_MAX_BRANCHES = 6
+
+
+class Mode(TorchDispatchMode):
+    """Sends every operator call of the thread to its engine."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, engine: Engine, native: ModuleType) -> None:
+        super().__init__()
+        self.engine = engine
+        self.miss = native.MISS
+        self.match = engine.session.match
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        engine = self.engine
+        if engine.predicting:
+            out = self.match(func, args, kwargs)
+            if out is not self.miss:
+                return out
+        return engine.on_call(func, types, args, kwargs or {})
+
+
+class Engine:
+    """Follows the operator calls of one thread through the program tree of a site."""
+
+    def __init__(self, native: ModuleType) -> None:
+        self.native = native
+        self.session = native.Session()
+        self.mode = Mode(self, native)
+        self.site: Site | None = None
+        self.predicting = False
+        self.paused = 0
+        self.done: set[int] = set()
+        self.endings: list[Ending] = []
+        self.replayed = True
+        self.random_pending = False
+
+    # ------------------------------------------------------------ regions
+
+    def enter(self, site: Site) -> None:
+        """Starts following calls of `site`; the mode must be pushed by the caller."""
+        self.site = site
+        self.endings = []
+        self.replayed = True
+        self._start()
+
+    def leave(self, reason: str, where: str) -> None:
+        """Ends the region with a boundary."""
+        try:
+            self.boundary(reason, where)
+        finally:
+            self._forget()
+
+    def abort(self) -> None:
+        """The user's code raised: runs what it had called so far, exactly as eager execution would have."""
+        try:
+            if self.predicting and self.session.length:
+                self._run_pending()
+        finally:
+            self._forget()
+
+    def _forget(self) -> None:
+        site, self.site = self.site, None
+        self.predicting = False
+        if site is not None:
+            self.session.begin_run()
+            self.session.reset(site.root, False)
+
+    def _start(self) -> None:
+        assert self.site is not None
+        self.predicting = self.site.predictable and not self.paused
+        self.done = set()
+        self.random_pending = False
+        self.session.reset(self.site.root, self.predicting)
+
+    # ------------------------------------------------------------ calls
+
+    def on_call(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One operator call that the fast path did not match."""
+        if self.site is None or not isinstance(func, torch._ops.OpOverload):
+            if self.site is not None:
+                self._cut(getattr(func, "__name__", str(func)))
+            return func(*args, **kwargs)
+        known = facts(func)
+        if known.kind is Kind.PASS:
+            return func(*args, **kwargs)
+        if types and any(not issubclass(t, torch.nn.Parameter) and t is not torch.Tensor for t in types):
+            return NotImplemented  # a tensor subclass: its own handler calls the inner operators
+        if self.paused:
+            return self._paused_call(func, args, kwargs)
+        if self.session.length >= _MAX_CALLS:
+            self._cut("a step of more than 60,000 calls")
+        if self.predicting:
+            return self._unpredicted(func, args, kwargs)
+        return self._record(func, args, kwargs)
+
+    def _record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session, known = self.session, facts(func)
+        node = session.follow(func, args, kwargs)
+        if node is None and self._promote(func, args, kwargs):
+            node = session.follow(func, args, kwargs)
+        if node is not None and node.special:
+            self.done.update(node.info["early"])
+            return func(*args, **kwargs)
+        run: Callable[..., Any] | None = None
+        if node is not None:
+            try:
+                out = func(*args, **kwargs)
+            except BaseException:
+                session.retreat()
+                raise
+            if session.confirm(out, args, kwargs):
+                return out
+            session.retreat()
+            run = lambda *_, **__: out  # noqa: E731
+        elif known.kind is not Kind.LAZY or not is_recordable(self.native, args, kwargs):
+            return self._not_lazy(func, args, kwargs)
+        if self._is_wild(func):
+            self._cut(f"{func.name()} differs every time")
+            return func(*args, **kwargs) if run is None else run()
+        where = user_line()
+        if session.length and (session.current.children or session.current.info.get("end")):
+            self._note_new_program(func, args, kwargs, where)
+        recorded, result = record_call(self.native, session, func, args, kwargs, where, run)
+        if not recorded:
+            self._cut(func.name())
+        return result
+
+    def _unpredicted(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        session = self.session
+        node = session.follow(func, args, kwargs)
+        if node is not None:
+            if node.special:
+                self._run_early(node.info["early"][:-1])
+                return func(*args, **kwargs)
+            session.retreat()  # match and follow disagree only about special nodes
+        if facts(func).kind is not Kind.LAZY or not is_recordable(self.native, args, kwargs):
+            return self._not_lazy(func, args, kwargs)
+        if self._promote(func, args, kwargs):
+            out = session.match(func, args, kwargs)
+            if out is not self.native.MISS:
+                return out
+        if self._is_wild(func):
+            self._cut(f"{func.name()} differs every time")
+            return func(*args, **kwargs)
+        self._deoptimise(func, args, kwargs)
+        return self._record(func, args, kwargs)
+
+    def _not_lazy(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A value access or a call that no program can hold."""
+        session, known = self.session, facts(func)
+        if not session.length:
+            return func(*args, **kwargs)
+        if known.kind is Kind.VALUE and not known.mutates and not known.random and is_recordable(self.native, args, kwargs):
+            tensors = [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)]
+            slots = {session.lookup(t) for t in tensors} - {-1}
+            chosen = early_slice(session.path, self.done, slots)
+            if chosen is not None:
+                where = user_line()
+                templates = describe_arguments(self.native, session, args, kwargs)
+                call = Call(func, *templates, None, written_slots(known, *templates), where)
+                node = append(self.native, session, call, special=True)
+                node.info["early"] = (*chosen, session.length - 1)
+                report.count(report.current().uncut, func.name(), where)
+                if self.predicting:
+                    self._run_early(chosen)
+                self.done.update(node.info["early"])
+                return func(*args, **kwargs)
+        self._cut(func.name())
+        return func(*args, **kwargs)
+
+    def _run_early(self, positions: Any) -> None:
+        """Runs a slice of the pending calls now; the last position of the path is the call that asked for it."""
+        fresh = [i for i in positions if i not in self.done]
+        if fresh:
+            path = self.session.path
+            for slot in {slot for i in fresh for slot in path[i].call.reads}:
+                self.session.unflag(slot)
+            with uninterrupted():
+                run_calls(self.session, fresh, release=False)
+        self.done.update(positions)
+        self.done.add(self.session.length - 1)
+
+    def _promote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Turns constants that differ from an otherwise equal expected call into inputs."""
+        for child in self.session.current.children:
+            if child.func is not func or child.special:
+                continue
+            call = promote(child.call, args, kwargs)
+            if call is not None:
+                child.replace(call)
+                for ending in endings_below(child):
+                    ending.invalidate()
+                return True
+        return False
+
+    def _is_wild(self, func: Any) -> bool:
+        """Has this place of the tree branched so often that the call is better left outside of programs?"""
+        current = self.session.current
+        if not self.session.length:
+            return len(current.children) > 64
+        return sum(c.func is func for c in current.children) >= _MAX_BRANCHES
+
+    # ------------------------------------------------------------ pausing
+
+    def _paused_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.session.length:
+            known = facts(func)
+            tensors = [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)]
+            slots = {self.session.lookup(t) for t in tensors} - {-1}
+            random = (known.random or known.rng_state) and any(facts(n.call.op).random for n in self.session.path)
+            if random or (slots and self._depends(slots, known.mutates)):
+                self.boundary("a paused section uses a value of the step", user_line())
+        return func(*args, **kwargs)
+
+    def _depends(self, slots: set[int], mutates: bool) -> bool:
+        if mutates:
+            return True
+        calls = [n.call for n in self.session.path]
+        return any(not slots.isdisjoint(c.writes) or any(n.slot in slots for n in c.creates) for c in calls)
+
+    # ------------------------------------------------------------ boundaries
+
+    def _cut(self, what: str) -> None:
+        if self.session.length:
+            self.boundary(what, user_line())
+
+    def boundary(self, reason: str, where: str) -> None:
+        """Runs everything that is pending and fills every live handle; the next call starts a new program."""
+        session, site = self.session, self.site
+        if site is None:
+            return
+        if not session.length:
+            self._start()
+            return
+        report.count(report.current().boundaries, reason, where)
+        node = session.current
+        ending: Ending = node.info.get("end") or Ending(node)
+        node.info["end"] = ending
+        ending.seen += 1
+        self.endings.append(ending)
+        try:
+            if self.predicting:
+                self._replay(ending)
+            else:
+                self.replayed = False
+                ending.live.update(session.alive())
+            site.seen(ending)
+        finally:
+            session.begin_run()
+            self._start()
+
+    def _replay(self, ending: Ending) -> None:
+        session = self.session
+        live = session.live()
+        if ending.executable is not None and ending.live.issuperset(live) and not session.overlaps():
+            session.begin_run()
+            with uninterrupted():
+                ending.executable.run(session)
+            ending.report.runs += 1
+            return
+        self.replayed = False
+        if not ending.live.issuperset(live):
+            ending.missed += 1
+            ending.live.update(live)
+            if ending.missed > 1:
+                ending.invalidate()
+        self._run_pending()
+        ending.report.interpreted += 1
+
+    def _run_pending(self) -> None:
+        session = self.session
+        session.begin_run()
+        pending = [i for i in range(session.length) if i not in self.done]
+        with uninterrupted():
+            run_calls(session, pending, release=True)
+
+    def _deoptimise(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self.session.length or self.session.current.children:
+            difference = self._difference(func, args, kwargs)
+            report.count(report.current().deoptimisations, difference, user_line())
+        self._run_pending()
+        self.session.weaken()
+        self.predicting = False
+
+    def _difference(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        children = self.session.current.children
+        same = [c for c in children if c.func is func] or children
+        if not same:
+            return f"the step went on with {func.name()}"
+        return first_difference(self.native, self.session, same[0].call, func, args, kwargs)
+
+    def _note_new_program(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> None:
+        report.count(report.current().new_programs, self._difference(func, args, kwargs), where)

@@ -1,0 +1,106 @@
+"""Entering and leaving regions: the pieces of user code that Markstep follows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from types import ModuleType, TracebackType
+from typing import Any
+
+from markstep.engine import patches, report, threads
+from markstep.engine.options import Options
+from markstep.engine.site import Site, clock
+from markstep.engine.sources import user_line
+from markstep.record import native
+
+log = logging.getLogger("markstep")
+_builder: threading.Thread | None = None
+_broken: str | None = None
+
+
+class Region:
+    """A context manager around one training step of a site; inside another region it does nothing."""
+
+    def __init__(self, place: Place, reason: str) -> None:
+        self.place, self.reason = place, reason
+        self.plan = "nested"
+
+    def __enter__(self) -> None:
+        if threads.active() is not None:
+            return
+        module = hot_path(self.place.options)
+        if module is None:
+            self.plan = "off"
+            return
+        patches.install()
+        self.site = self.place.site(module)
+        self.plan = self.site.plan()
+        self.engine = threads.engine(module)
+        self.start = clock()
+        if self.plan != "eager":
+            self.engine.enter(self.site)
+            self.engine.mode.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.plan in ("nested", "off"):
+            return
+        engine = self.engine
+        if self.plan == "eager":
+            if kind is None:
+                self.site.finished("eager", clock() - self.start, [], False)
+            return
+        engine.mode.__exit__(None, None, None)
+        if kind is not None:
+            engine.abort()
+            return
+        engine.leave(self.reason, user_line())
+        self.site.finished(self.plan, clock() - self.start, engine.endings, engine.replayed)
+
+
+class Place:
+    """Holds the sites of one place in the code: one for each thread, since threads do not share program trees."""
+
+    def __init__(self, options: Options, name: str) -> None:
+        self.options, self.name = options, name
+        self._sites: dict[int, Site] = {}
+
+    def site(self, module: ModuleType) -> Site:
+        """The site of the calling thread."""
+        ident = threading.get_ident()
+        if ident not in self._sites:
+            self._sites[ident] = Site(module, self.options, self.name)
+        return self._sites[ident]
+
+
+def hot_path(options: Options) -> Any:
+    """The C++ part; None while it is being built in the background, or when it cannot be built (said once)."""
+    global _builder, _broken
+    if _broken is not None:
+        return None
+    cache = options.prepared_cache_dir()
+    if native.is_built(cache) or not options.background or options.backend == "interpreter":
+        try:
+            return native.load(cache)
+        except native.NativeUnavailable as error:
+            _broken = str(error)
+            warn(f"training goes on eagerly: {error}")
+            return None
+    if _builder is None or not _builder.is_alive():
+        _builder = threading.Thread(target=_build, args=(cache,), daemon=True, name="markstep-build")
+        _builder.start()
+    return None
+
+
+def _build(cache: Any) -> None:
+    global _broken
+    try:
+        native.load(cache)
+    except native.NativeUnavailable as error:
+        _broken = str(error)
+        warn(f"training goes on eagerly: {error}")
+
+
+def warn(text: str) -> None:
+    """One line in the log and in the report."""
+    report.current().warnings.append(text)
+    log.warning("%s", text)

@@ -1,0 +1,113 @@
+"""One place that trains (a compiled function, a `with markstep.step()` line, a script): its program tree and its policy."""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import ModuleType
+from typing import Any
+
+from markstep.engine import report
+from markstep.engine.ending import Ending, Interpreted
+from markstep.engine.options import Options
+from markstep.engine.trial import Trial
+
+log = logging.getLogger("markstep")
+_RECORDINGS = 2
+_PATIENCE = 40
+
+
+class Site:
+    """Decides for every region whether it is recorded, predicted or left alone.
+
+    Attributes:
+        root: root of the program tree.
+        predictable: at least one program can run from here.
+    """
+
+    def __init__(self, native: ModuleType, options: Options, name: str) -> None:
+        self.options, self.name = options, name
+        self.root: Any = native.Node(None, None, None, 0, False)
+        self.predictable = False
+        self.compiling: list[Ending] = []
+        self.trial = Trial()
+        self.fruitless = 0
+        self.skip = 0
+
+    def plan(self) -> str:
+        """What to do with the next region: "predict", "record" or "eager" (leave it alone)."""
+        self._poll()
+        if self.options.backend == "eager":
+            self.fruitless += 1
+            return "record" if self.fruitless <= 3 else "eager"
+        if self.options.backend == "interpreter" and self.predictable:
+            return "predict"
+        if self.skip:
+            self.skip -= 1
+            return "eager"
+        if self.predictable:
+            return self.trial.next()
+        return "eager" if self.compiling else "record"
+
+    def seen(self, ending: Ending) -> None:
+        """A boundary was met; compiles its program once it is known well enough."""
+        if ending.executable is not None or ending.job is not None or ending.rejected or ending.seen < _RECORDINGS:
+            return
+        if self.options.backend == "interpreter":
+            ending.executable = Interpreted(ending.program())
+            ending.report.state = "ready"
+            self.predictable = True
+        elif self.options.backend == "inductor":
+            self._compile(ending)
+
+    def finished(self, mode: str, seconds: float, endings: list[Ending], replayed: bool) -> None:
+        """A region of the given plan has ended."""
+        figures = report.current()
+        if mode == "predict" and replayed:
+            figures.compiled_steps += 1
+            self.fruitless = 0
+        else:
+            figures.eager_steps += 1
+        if mode == "record" and self.options.backend != "eager":
+            self.fruitless += 1
+            if self.fruitless >= _PATIENCE:
+                self.skip = min(2 ** (self.fruitless - _PATIENCE), 1024)
+        if self.options.backend == "inductor":
+            self.trial.add(mode, seconds, endings, replayed)
+
+    def _compile(self, ending: Ending) -> None:
+        from markstep.codegen import submit
+
+        ending.job = submit(ending.program(), self.options, ending.report)
+        ending.report.state = "compiling"
+        self.compiling.append(ending)
+        if not self.options.background:
+            ending.job.wait()
+            self._poll()
+
+    def _poll(self) -> None:
+        for ending in list(self.compiling):
+            if ending.job is None:  # the tree has changed meanwhile
+                self.compiling.remove(ending)
+                continue
+            executable = ending.job.poll()
+            if executable is None and not ending.job.failed:
+                continue
+            self.compiling.remove(ending)
+            if ending.job.failed:
+                ending.rejected = True
+            else:
+                ending.executable = executable
+                ending.report.state = "ready"
+                self.predictable = True
+                self.trial.restart()
+            ending.job = None
+
+
+def clock() -> float:
+    """Seconds; waits for the accelerator first when one is used, so that differences are of finished work."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()

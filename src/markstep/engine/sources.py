@@ -1,0 +1,48 @@
+"""The user's line that is being executed."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from functools import lru_cache
+from types import CodeType, FrameType
+
+import torch
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+
+
+@lru_cache(maxsize=8192)
+def _rank(code: CodeType) -> int:
+    """0: torch, Markstep and the standard library; 1: other installed packages; 2: the user's own code."""
+    name = code.co_filename
+    if name.startswith((_PACKAGE, _TORCH)) or name.startswith("<frozen") or (name.startswith(_STDLIB) and "-packages" not in name):
+        return 0
+    return 1 if "site-packages" in name or "dist-packages" in name else 2
+
+
+def user_line() -> str:
+    """`file:line` of the innermost frame in the user's own code, with the library line it was called through."""
+    frame: FrameType | None = sys._getframe(1)
+    library = ""
+    while frame is not None:
+        rank = _rank(frame.f_code)
+        if rank == 2:
+            place = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+            return f"{place} (through {library})" if library else place
+        if rank == 1 and not library:
+            library = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return library or "unknown line"
+
+
+@lru_cache(maxsize=4096)
+def _short(name: str) -> str:
+    for mark in ("site-packages" + os.sep, "dist-packages" + os.sep):
+        if mark in name:
+            return name.split(mark, 1)[1]
+    relative = os.path.relpath(name) if os.path.isabs(name) else name
+    return name if relative.startswith("..") else relative

@@ -1,0 +1,59 @@
+"""Measures at first use whether compiled steps beat eager ones; eager wins ties."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+_SAMPLES = 3
+_MARGIN = 0.98
+
+
+class Trial:
+    """Alternates compiled and eager steps until their medians are known, then settles.
+
+    The first compiled step after a restart (page faults, lazy loading) is not counted.
+    """
+
+    def __init__(self) -> None:
+        self.times: dict[str, list[float]] = {"predict": [], "eager": []}
+        self.verdict: str | None = None
+        self.warm = False
+        self.last = "eager"
+
+    def restart(self) -> None:
+        """A new program became ready."""
+        self.__init__()  # type: ignore[misc]
+
+    @property
+    def running(self) -> bool:
+        """Are steps being timed?"""
+        return self.verdict is None
+
+    def next(self) -> str:
+        """The plan for the next region."""
+        if self.verdict is not None:
+            return self.verdict
+        return "predict" if self.last == "eager" or not self.warm else "eager"
+
+    def add(self, mode: str, seconds: float, endings: list[Any], replayed: bool) -> None:
+        """A region ran; counts it when it was one or the other without recording."""
+        if self.verdict is not None or mode not in self.times:
+            return
+        self.last = mode
+        if mode == "predict" and not replayed:
+            return
+        if mode == "predict" and not self.warm:
+            self.warm = True
+            return
+        self.times[mode].append(seconds)
+        if min(len(t) for t in self.times.values()) >= _SAMPLES:
+            self._settle(endings)
+
+    def _settle(self, endings: list[Any]) -> None:
+        eager, compiled = median(self.times["eager"]), median(self.times["predict"])
+        self.verdict = "predict" if compiled < _MARGIN * eager else "eager"
+        for ending in endings:
+            ending.report.eager_ms, ending.report.compiled_ms = eager * 1e3, compiled * 1e3
+            if self.verdict == "eager":
+                ending.report.state = "eager is faster"

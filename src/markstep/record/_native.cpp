@@ -1,0 +1,962 @@
+// The hot path of recording and predicting, on CPython's and c10's C++ interfaces.
+//
+// A `Node` is one recorded call in the tree of programs. A `Session` follows the tree while the user's Python runs:
+// `match` compares an operator call with the expected one and hands out tensors that have a storage without data
+// ("handles"). A handle is an ordinary torch.Tensor; reading its data raises until `fill` moves real data in, so every
+// alias (views, autograd's saved tensors, p.grad) becomes real at the same moment.
+//
+// Identity of a value: (storage, offset, size, stride, dtype). Slots number the storages of a path in order of first use.
+
+#include <Python.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+const char* kMessage =
+    "this tensor belongs to a training step that Markstep has not run yet, so it holds no data that code outside "
+    "PyTorch's dispatcher could read. Call markstep.sync() before reading it, or wrap the code in "
+    "`with markstep.pause():`.";
+
+PyObject* g_miss = nullptr;  // returned by match when no expected call fits
+
+// ---------------------------------------------------------------- metadata
+
+struct Meta {
+  std::vector<int64_t> sizes, strides;
+  int64_t offset = 0;
+  c10::ScalarType dtype = c10::ScalarType::Float;
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
+  bool conj = false, neg = false;
+
+  bool fits(const c10::TensorImpl* t) const {
+    return t->dtype() == c10::scalarTypeToTypeMeta(dtype) && t->sizes().equals(sizes) && t->strides().equals(strides) &&
+        t->storage_offset() == offset && t->device() == device && t->is_conj() == conj && t->is_neg() == neg;
+  }
+};
+
+bool parse_ints(PyObject* tuple, std::vector<int64_t>& out) {
+  if (!PyTuple_Check(tuple)) { PyErr_SetString(PyExc_TypeError, "expected a tuple of ints"); return false; }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(tuple); i++) out.push_back(PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i)));
+  return !PyErr_Occurred();
+}
+
+// A Meta in Python is the tuple (shape, stride, offset, dtype, device, conj, neg).
+bool parse_meta(PyObject* o, Meta& m) {
+  if (!PyTuple_Check(o) || PyTuple_GET_SIZE(o) != 7) { PyErr_SetString(PyExc_TypeError, "expected a Meta"); return false; }
+  if (!parse_ints(PyTuple_GET_ITEM(o, 0), m.sizes) || !parse_ints(PyTuple_GET_ITEM(o, 1), m.strides)) return false;
+  m.offset = PyLong_AsLongLong(PyTuple_GET_ITEM(o, 2));
+  m.dtype = reinterpret_cast<THPDtype*>(PyTuple_GET_ITEM(o, 3))->scalar_type;
+  m.device = reinterpret_cast<THPDevice*>(PyTuple_GET_ITEM(o, 4))->device;
+  m.conj = PyTuple_GET_ITEM(o, 5) == Py_True;
+  m.neg = PyTuple_GET_ITEM(o, 6) == Py_True;
+  return !PyErr_Occurred();
+}
+
+PyObject* int_tuple(c10::IntArrayRef values) {
+  PyObject* t = PyTuple_New((Py_ssize_t)values.size());
+  for (size_t i = 0; i < values.size(); i++) PyTuple_SET_ITEM(t, (Py_ssize_t)i, PyLong_FromLongLong(values[i]));
+  return t;
+}
+
+PyObject* meta_tuple(const c10::TensorImpl* t) {
+  PyObject* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(c10::typeMetaToScalarType(t->dtype())));
+  Py_INCREF(dtype);
+  return Py_BuildValue("(NNLNNOO)", int_tuple(t->sizes()), int_tuple(t->strides()), (long long)t->storage_offset(), dtype,
+                       THPDevice_New(t->device()), t->is_conj() ? Py_True : Py_False, t->is_neg() ? Py_True : Py_False);
+}
+
+// Ordinary strided tensors on one device; everything else (sparse, quantised, subclasses that dispatch in Python) stays eager.
+bool is_plain(const c10::TensorImpl* t) {
+  return t->layout() == c10::Layout::Strided && t->has_storage() && !t->has_symbolic_sizes_strides() &&
+      !t->key_set().has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::ZeroTensor})) && !t->is_meta() &&
+      !t->key_set().has_all(c10::DispatchKeySet(c10::DispatchKey::MkldnnCPU)) &&
+      !c10::isQIntType(c10::typeMetaToScalarType(t->dtype()));
+}
+
+at::Tensor tensor_on(const c10::intrusive_ptr<c10::StorageImpl>& storage, const Meta& m) {
+  auto key = c10::computeDispatchKey(m.dtype, c10::Layout::Strided, m.device);
+  auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(m.dtype));
+  auto* impl = t.unsafeGetTensorImpl();
+  impl->set_sizes_and_strides(m.sizes, m.strides, m.offset);
+  if (m.conj) impl->_set_conj(true);
+  if (m.neg) impl->_set_neg(true);
+  return t;
+}
+
+// ---------------------------------------------------------------- nodes
+
+enum Kind : uint8_t { TENSOR, CONST, SCALAR, LIST, TUPLE, NEW, VIEW, SAME };
+
+struct Item {
+  Kind kind;
+  int32_t a = 0;              // slot | length | flat tensor position (SAME)
+  PyObject* obj = nullptr;    // constant, or the type of a promoted scalar
+  std::shared_ptr<Meta> meta;
+  int64_t nbytes = 0;
+};
+
+struct Node {
+  PyObject_HEAD
+  PyObject* func;
+  PyObject* call;             // markstep.record.Call
+  PyObject* kwnames;          // tuple
+  PyObject* info;             // Python-side notes: what ends here, executables
+  Py_ssize_t nargs;
+  std::vector<Item>* args;
+  std::vector<Item>* outs;
+  std::vector<int32_t>* writes;
+  std::vector<Node*>* children;
+  Node* parent;               // borrowed: parents own children
+  int32_t depth, slots_after;
+  bool special;               // not deferred: Python decides what happens
+};
+
+extern PyTypeObject NodeType;
+
+PyObject* g_ref = nullptr;     // classes of markstep.record.program
+PyObject* g_scalar = nullptr;
+PyObject* g_new = nullptr;
+PyObject* g_same = nullptr;
+
+bool attr_int(PyObject* o, const char* name, int64_t& out) {
+  PyObject* v = PyObject_GetAttrString(o, name);
+  if (!v) return false;
+  out = PyLong_AsLongLong(v);
+  Py_DECREF(v);
+  return !PyErr_Occurred();
+}
+
+std::shared_ptr<Meta> attr_meta(PyObject* o) {
+  PyObject* v = PyObject_GetAttrString(o, "meta");
+  if (!v) return nullptr;
+  auto m = std::make_shared<Meta>();
+  bool ok = parse_meta(v, *m);
+  Py_DECREF(v);
+  return ok ? m : nullptr;
+}
+
+bool flatten(PyObject* o, std::vector<Item>& out, bool result) {
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(o));
+  Item item{CONST};
+  int64_t value = 0;
+  if (type == g_ref || type == g_new) {
+    item.kind = type == g_new ? NEW : result ? VIEW : TENSOR;
+    if (!attr_int(o, "slot", value) || !(item.meta = attr_meta(o))) return false;
+    item.a = (int32_t)value;
+    if (type == g_new && !attr_int(o, "nbytes", item.nbytes)) return false;
+  } else if (type == g_same) {
+    item.kind = SAME;
+    if (!attr_int(o, "position", value)) return false;
+    item.a = (int32_t)value;
+  } else if (type == g_scalar) {
+    item.kind = SCALAR;
+    item.obj = PyObject_GetAttrString(o, "type");
+    if (!item.obj) return false;
+  } else if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) {
+    item.kind = PyList_CheckExact(o) ? LIST : TUPLE;
+    Py_ssize_t n = PySequence_Fast_GET_SIZE(o);
+    item.a = (int32_t)n;
+    out.push_back(item);
+    for (Py_ssize_t i = 0; i < n; i++)
+      if (!flatten(PySequence_Fast_GET_ITEM(o, i), out, result)) return false;
+    return true;
+  } else {
+    Py_INCREF(o);
+    item.obj = o;
+  }
+  out.push_back(item);
+  return true;
+}
+
+void clear_items(std::vector<Item>& items) {
+  for (auto& i : items) Py_CLEAR(i.obj);
+  items.clear();
+}
+
+// (Re)reads the templates from node->call: args, kwargs, outs, writes.
+bool load_call(Node* n) {
+  clear_items(*n->args);
+  clear_items(*n->outs);
+  n->writes->clear();
+  PyObject* args = PyObject_GetAttrString(n->call, "args");
+  PyObject* kwargs = PyObject_GetAttrString(n->call, "kwargs");
+  PyObject* outs = PyObject_GetAttrString(n->call, "outs");
+  PyObject* writes = PyObject_GetAttrString(n->call, "writes");
+  bool ok = args && kwargs && outs && writes;
+  if (ok) {
+    n->nargs = PyTuple_GET_SIZE(args);
+    for (Py_ssize_t i = 0; ok && i < n->nargs; i++) ok = flatten(PyTuple_GET_ITEM(args, i), *n->args, false);
+    PyObject *key, *value;
+    Py_ssize_t pos = 0, count = 0;
+    Py_XSETREF(n->kwnames, PyTuple_New(PyDict_GET_SIZE(kwargs)));
+    while (ok && PyDict_Next(kwargs, &pos, &key, &value)) {
+      Py_INCREF(key);
+      PyTuple_SET_ITEM(n->kwnames, count++, key);
+      ok = flatten(value, *n->args, false);
+    }
+    ok = ok && flatten(outs, *n->outs, true);
+    for (Py_ssize_t i = 0; ok && i < PyTuple_GET_SIZE(writes); i++) n->writes->push_back((int32_t)PyLong_AsLong(PyTuple_GET_ITEM(writes, i)));
+  }
+  Py_XDECREF(args); Py_XDECREF(kwargs); Py_XDECREF(outs); Py_XDECREF(writes);
+  return ok && !PyErr_Occurred();
+}
+
+// Node(func, call, parent | None, slots_after, special)
+PyObject* node_new(PyTypeObject* type, PyObject* args, PyObject*) {
+  PyObject *func, *call, *parent;
+  int slots_after, special;
+  if (!PyArg_ParseTuple(args, "OOOip", &func, &call, &parent, &slots_after, &special)) return nullptr;
+  auto* n = reinterpret_cast<Node*>(type->tp_alloc(type, 0));
+  if (!n) return nullptr;
+  n->args = new std::vector<Item>(); n->outs = new std::vector<Item>(); n->writes = new std::vector<int32_t>();
+  n->children = new std::vector<Node*>();
+  Py_INCREF(func); n->func = func;
+  Py_INCREF(call); n->call = call;
+  n->info = PyDict_New();
+  n->slots_after = slots_after; n->special = special;
+  if (call != Py_None && !load_call(n)) { Py_DECREF(n); return nullptr; }
+  if (parent != Py_None) {
+    auto* p = reinterpret_cast<Node*>(parent);
+    n->parent = p; n->depth = p->depth + 1;
+    Py_INCREF(n);
+    p->children->insert(p->children->begin(), n);
+  }
+  return reinterpret_cast<PyObject*>(n);
+}
+
+void node_dealloc(PyObject* self) {
+  auto* n = reinterpret_cast<Node*>(self);
+  std::vector<Node*> stack;  // iterative: a path has thousands of nodes, the C stack has not
+  stack.swap(*n->children);
+  while (!stack.empty()) {
+    Node* c = stack.back();
+    stack.pop_back();
+    c->parent = nullptr;
+    if (Py_REFCNT(c) == 1) {
+      stack.insert(stack.end(), c->children->begin(), c->children->end());
+      c->children->clear();
+    }
+    Py_DECREF(c);
+  }
+  clear_items(*n->args); clear_items(*n->outs);
+  delete n->args; delete n->outs; delete n->writes; delete n->children;
+  Py_CLEAR(n->func); Py_CLEAR(n->call); Py_CLEAR(n->kwnames); Py_CLEAR(n->info);
+  Py_TYPE(self)->tp_free(self);
+}
+
+PyObject* node_children(PyObject* self, void*) {
+  auto* n = reinterpret_cast<Node*>(self);
+  PyObject* list = PyList_New((Py_ssize_t)n->children->size());
+  for (size_t i = 0; i < n->children->size(); i++) {
+    Py_INCREF((*n->children)[i]);
+    PyList_SET_ITEM(list, (Py_ssize_t)i, reinterpret_cast<PyObject*>((*n->children)[i]));
+  }
+  return list;
+}
+
+PyObject* node_get(PyObject* o) { Py_INCREF(o); return o; }
+PyObject* node_call(PyObject* s, void*) { return node_get(reinterpret_cast<Node*>(s)->call); }
+PyObject* node_func(PyObject* s, void*) { return node_get(reinterpret_cast<Node*>(s)->func); }
+PyObject* node_info(PyObject* s, void*) { return node_get(reinterpret_cast<Node*>(s)->info); }
+PyObject* node_depth(PyObject* s, void*) { return PyLong_FromLong(reinterpret_cast<Node*>(s)->depth); }
+PyObject* node_special(PyObject* s, void*) { return PyBool_FromLong(reinterpret_cast<Node*>(s)->special); }
+PyObject* node_slots(PyObject* s, void*) { return PyLong_FromLong(reinterpret_cast<Node*>(s)->slots_after); }
+PyObject* node_parent(PyObject* s, void*) {
+  auto* p = reinterpret_cast<Node*>(s)->parent;
+  return node_get(p ? reinterpret_cast<PyObject*>(p) : Py_None);
+}
+
+// replace(call): new templates for the same place in the tree (a constant became an input).
+PyObject* node_replace(PyObject* self, PyObject* call) {
+  auto* n = reinterpret_cast<Node*>(self);
+  Py_INCREF(call);
+  Py_XSETREF(n->call, call);
+  if (!load_call(n)) return nullptr;
+  Py_RETURN_NONE;
+}
+
+// drop(child): forgets a branch.
+PyObject* node_drop(PyObject* self, PyObject* child) {
+  auto* n = reinterpret_cast<Node*>(self);
+  for (size_t i = 0; i < n->children->size(); i++)
+    if (reinterpret_cast<PyObject*>((*n->children)[i]) == child) {
+      (*n->children)[i]->parent = nullptr;
+      n->children->erase(n->children->begin() + (long)i);
+      Py_DECREF(child);
+      Py_RETURN_TRUE;
+    }
+  Py_RETURN_FALSE;
+}
+
+PyMethodDef node_methods[] = {{"replace", node_replace, METH_O, nullptr}, {"drop", node_drop, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyGetSetDef node_getset[] = {
+    {"call", node_call, nullptr, nullptr, nullptr}, {"func", node_func, nullptr, nullptr, nullptr},
+    {"info", node_info, nullptr, nullptr, nullptr}, {"children", node_children, nullptr, nullptr, nullptr},
+    {"depth", node_depth, nullptr, nullptr, nullptr}, {"special", node_special, nullptr, nullptr, nullptr},
+    {"slots_after", node_slots, nullptr, nullptr, nullptr}, {"parent", node_parent, nullptr, nullptr, nullptr},
+    {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+// ---------------------------------------------------------------- sessions
+
+struct Slot {
+  c10::intrusive_ptr<c10::StorageImpl> strong;            // predicting: keeps the storage until the boundary
+  c10::weak_intrusive_ptr<c10::StorageImpl> weak{c10::intrusive_ptr<c10::StorageImpl>()};  // recording: only its identity
+  c10::StorageImpl* key = nullptr;
+  bool deferred = false;                                  // a handle: no data yet
+  bool flagged = false;                                   // real data, but a pending call writes to it
+};
+
+struct Step { Node* node; uint32_t scalar_base; };
+
+struct State {
+  std::vector<Slot> slots;
+  std::unordered_map<c10::StorageImpl*, int32_t> index;
+  std::vector<Step> path;
+  std::vector<PyObject*> scalars;
+  Node* root = nullptr;
+  Node* current = nullptr;
+  bool strong = false;
+
+  void truncate_slots(size_t n) {
+    while (slots.size() > n) {
+      auto& s = slots.back();
+      if (s.flagged && s.strong) s.strong->clear_data_ptr_access_error_msg_();
+      auto it = index.find(s.key);
+      if (it != index.end() && it->second == (int32_t)slots.size() - 1) index.erase(it);
+      slots.pop_back();
+    }
+  }
+  void truncate_scalars(size_t n) {
+    while (scalars.size() > n) { Py_DECREF(scalars.back()); scalars.pop_back(); }
+  }
+  void reset() {
+    truncate_slots(0);
+    truncate_scalars(0);
+    index.clear();
+    path.clear();
+    current = root;
+  }
+};
+
+struct Session {
+  PyObject_HEAD
+  State* s;
+};
+
+Session* as_session(PyObject* o) { return reinterpret_cast<Session*>(o); }
+
+const at::Tensor* unpack(PyObject* o) {
+  if (!THPVariable_CheckExact(o) && !THPVariable_Check(o)) return nullptr;
+  const at::Tensor& t = THPVariable_Unpack(o);
+  return t.defined() ? &t : nullptr;
+}
+
+int32_t bind(State& st, const at::Tensor& t) {
+  const auto& storage = t.storage();
+  auto* key = storage.unsafeGetStorageImpl();
+  auto found = st.index.find(key);
+  if (found != st.index.end()) return found->second;
+  Slot slot;
+  slot.key = key;
+  auto ptr = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(key);
+  if (st.strong) slot.strong = ptr; else slot.weak = c10::weak_intrusive_ptr<c10::StorageImpl>(ptr);
+  auto id = (int32_t)st.slots.size();
+  st.slots.push_back(std::move(slot));
+  st.index.emplace(key, id);
+  return id;
+}
+
+bool same_constant(PyObject* a, PyObject* b) {
+  if (a == b) return true;
+  if (Py_TYPE(a) != Py_TYPE(b)) return false;
+  if (PyFloat_CheckExact(a)) {
+    double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
+    return std::memcmp(&x, &y, sizeof x) == 0;
+  }
+  int eq = PyObject_RichCompareBool(a, b, Py_EQ);
+  if (eq < 0) PyErr_Clear();
+  return eq == 1;
+}
+
+// Compares one argument tree with the template; binds input slots and scalars on the way.
+bool match_value(State& st, const std::vector<Item>& items, size_t& at, PyObject* value) {
+  const Item& item = items[at++];
+  switch (item.kind) {
+    case TENSOR: {
+      const at::Tensor* t = unpack(value);
+      if (!t || !is_plain(t->unsafeGetTensorImpl()) || !item.meta->fits(t->unsafeGetTensorImpl())) return false;
+      auto* key = t->storage().unsafeGetStorageImpl();
+      if ((size_t)item.a < st.slots.size()) return st.slots[(size_t)item.a].key == key;
+      if (st.index.count(key)) return false;
+      return bind(st, *t) == item.a;
+    }
+    case SCALAR:
+      if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != item.obj) return false;
+      Py_INCREF(value);
+      st.scalars.push_back(value);
+      return true;
+    case LIST:
+    case TUPLE: {
+      if (item.kind == LIST ? !PyList_CheckExact(value) : !PyTuple_CheckExact(value)) return false;
+      Py_ssize_t n = PySequence_Fast_GET_SIZE(value);
+      if (n != item.a) return false;
+      for (Py_ssize_t i = 0; i < n; i++)
+        if (!match_value(st, items, at, PySequence_Fast_GET_ITEM(value, i))) return false;
+      return true;
+    }
+    default:
+      return same_constant(item.obj, value);
+  }
+}
+
+bool match_call(State& st, Node* n, PyObject* args, PyObject* kwargs) {
+  if (PyTuple_GET_SIZE(args) != n->nargs) return false;
+  Py_ssize_t nkw = kwargs == Py_None ? 0 : PyDict_GET_SIZE(kwargs);
+  if (nkw != PyTuple_GET_SIZE(n->kwnames)) return false;
+  size_t slots = st.slots.size(), scalars = st.scalars.size(), at = 0;
+  bool ok = true;
+  for (Py_ssize_t i = 0; ok && i < n->nargs; i++) ok = match_value(st, *n->args, at, PyTuple_GET_ITEM(args, i));
+  for (Py_ssize_t i = 0; ok && i < nkw; i++) {
+    PyObject* v = PyDict_GetItemWithError(kwargs, PyTuple_GET_ITEM(n->kwnames, i));
+    ok = v && match_value(st, *n->args, at, v);
+  }
+  if (!ok) {
+    st.truncate_slots(slots);
+    st.truncate_scalars(scalars);
+  } else {
+    st.path.push_back({n, (uint32_t)scalars});
+    st.current = n;
+  }
+  return ok;
+}
+
+Node* follow(State& st, PyObject* func, PyObject* args, PyObject* kwargs, bool specials) {
+  auto& children = *st.current->children;
+  for (size_t i = 0; i < children.size(); i++) {
+    Node* c = children[i];
+    if (c->func != func || (c->special && !specials)) continue;
+    if (match_call(st, c, args, kwargs)) return c;
+  }
+  return nullptr;
+}
+
+// The value behind tensor position `position` of a call's arguments.
+PyObject* tensor_argument(PyObject* args, PyObject* kwargs, PyObject* kwnames, int32_t position) {
+  int32_t seen = 0;
+  std::vector<PyObject*> stack;
+  auto visit = [&](PyObject* o, auto&& self) -> PyObject* {
+    if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) {
+      for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(o); i++)
+        if (PyObject* r = self(PySequence_Fast_GET_ITEM(o, i), self)) return r;
+      return nullptr;
+    }
+    if (unpack(o) && seen++ == position) return o;
+    return nullptr;
+  };
+  if (PyObject* r = visit(args, visit)) return r;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(kwnames); i++)
+    if (PyObject* r = visit(PyDict_GetItem(kwargs, PyTuple_GET_ITEM(kwnames, i)), visit)) return r;
+  return nullptr;
+}
+
+PyObject* make_output(State& st, Node* n, size_t& at, PyObject* args, PyObject* kwargs) {
+  const Item& item = (*n->outs)[at++];
+  switch (item.kind) {
+    case NEW: {
+      auto storage = c10::make_intrusive<c10::StorageImpl>(
+          c10::StorageImpl::use_byte_size_t(), c10::SymInt(item.nbytes), c10::DataPtr(nullptr, item.meta->device),
+          c10::GetAllocator(item.meta->device.type()), true);
+      if (item.nbytes) storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kMessage));
+      Slot slot;
+      slot.key = storage.get();
+      slot.strong = storage;
+      slot.deferred = true;
+      st.index.emplace(storage.get(), (int32_t)st.slots.size());
+      st.slots.push_back(std::move(slot));
+      return THPVariable_Wrap(tensor_on(storage, *item.meta));
+    }
+    case VIEW:
+      return THPVariable_Wrap(tensor_on(st.slots[(size_t)item.a].strong, *item.meta));
+    case SAME: {
+      PyObject* o = tensor_argument(args, kwargs, n->kwnames, item.a);
+      Py_XINCREF(o);
+      return o;
+    }
+    case LIST:
+    case TUPLE: {
+      PyObject* seq = item.kind == LIST ? PyList_New(item.a) : PyTuple_New(item.a);
+      for (int32_t i = 0; i < item.a; i++) {
+        PyObject* v = make_output(st, n, at, args, kwargs);
+        if (!v) { Py_DECREF(seq); return nullptr; }
+        if (item.kind == LIST) PyList_SET_ITEM(seq, i, v); else PyTuple_SET_ITEM(seq, i, v);
+      }
+      return seq;
+    }
+    default:
+      Py_INCREF(item.obj);
+      return item.obj;
+  }
+}
+
+// Real data behind a slot that a deferred call writes: reading it outside the dispatcher must raise, not be stale.
+void flag_writes(State& st, Node* n) {
+  for (int32_t w : *n->writes) {
+    Slot& slot = st.slots[(size_t)w];
+    if (slot.deferred || slot.flagged || !slot.strong || !slot.strong->nbytes()) continue;
+    slot.flagged = true;
+    slot.strong->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kMessage));
+  }
+}
+
+// match(func, args, kwargs): the predicted result, or MISS.
+PyObject* session_match(PyObject* self, PyObject* const* a, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  State& st = *as_session(self)->s;
+  Node* n = follow(st, a[0], a[1], a[2], false);
+  if (!n) { Py_INCREF(g_miss); return g_miss; }
+  size_t at = 0;
+  PyObject* out = make_output(st, n, at, a[1], a[2]);
+  if (out && !n->writes->empty()) flag_writes(st, n);
+  return out;
+  END_HANDLE_TH_ERRORS
+}
+
+// follow(func, args, kwargs): the node that fits (special ones included), or None; binds its inputs, advances.
+PyObject* session_follow(PyObject* self, PyObject* const* a, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  Node* n = follow(*as_session(self)->s, a[0], a[1], a[2], true);
+  return node_get(n ? reinterpret_cast<PyObject*>(n) : Py_None);
+  END_HANDLE_TH_ERRORS
+}
+
+bool check_output(State& st, Node* n, size_t& at, PyObject* value, PyObject* args, PyObject* kwargs) {
+  const Item& item = (*n->outs)[at++];
+  switch (item.kind) {
+    case NEW:
+    case VIEW: {
+      const at::Tensor* t = unpack(value);
+      if (!t || !is_plain(t->unsafeGetTensorImpl()) || !item.meta->fits(t->unsafeGetTensorImpl())) return false;
+      auto found = st.index.find(t->storage().unsafeGetStorageImpl());
+      if (item.kind == VIEW) return found != st.index.end() && found->second == item.a;
+      return found == st.index.end() && (int64_t)t->storage().nbytes() == item.nbytes && bind(st, *t) == item.a;
+    }
+    case SAME:
+      return value == tensor_argument(args, kwargs, n->kwnames, item.a);
+    case LIST:
+    case TUPLE: {
+      if (item.kind == LIST ? !PyList_CheckExact(value) : !PyTuple_CheckExact(value)) return false;
+      if (PySequence_Fast_GET_SIZE(value) != item.a) return false;
+      for (int32_t i = 0; i < item.a; i++)
+        if (!check_output(st, n, at, PySequence_Fast_GET_ITEM(value, i), args, kwargs)) return false;
+      return true;
+    }
+    default:
+      return same_constant(item.obj, value);
+  }
+}
+
+// confirm(out, args, kwargs): does an eagerly computed result look as recorded at the current node? Binds new slots.
+PyObject* session_confirm(PyObject* self, PyObject* const* a, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  State& st = *as_session(self)->s;
+  size_t at = 0, slots = st.slots.size();
+  bool ok = check_output(st, st.current, at, a[0], a[1], a[2]);
+  if (!ok) st.truncate_slots(slots);
+  return PyBool_FromLong(ok);
+  END_HANDLE_TH_ERRORS
+}
+
+// retreat(): takes the last call of the path back, with the slots it bound.
+PyObject* session_retreat(PyObject* self, PyObject*) {
+  State& st = *as_session(self)->s;
+  Node* n = st.current;
+  st.truncate_scalars(st.path.back().scalar_base);
+  st.path.pop_back();
+  st.current = n->parent ? n->parent : st.root;
+  st.truncate_slots((size_t)st.current->slots_after);
+  Py_RETURN_NONE;
+}
+
+// trim(): forgets slots that were bound for a call that was not recorded after all.
+PyObject* session_trim(PyObject* self, PyObject*) {
+  State& st = *as_session(self)->s;
+  st.truncate_slots((size_t)st.current->slots_after);
+  Py_RETURN_NONE;
+}
+
+// enter(node): appends a freshly recorded node (its slots are bound already) and its promoted scalars.
+PyObject* session_enter(PyObject* self, PyObject* node) {
+  State& st = *as_session(self)->s;
+  st.path.push_back({reinterpret_cast<Node*>(node), (uint32_t)st.scalars.size()});
+  st.current = reinterpret_cast<Node*>(node);
+  Py_RETURN_NONE;
+}
+
+// bind(tensor): the slot of the tensor's storage, a new one if unknown. lookup(tensor): the slot, or -1.
+PyObject* session_bind(PyObject* self, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  return PyLong_FromLong(bind(*as_session(self)->s, *unpack(tensor)));
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* session_lookup(PyObject* self, PyObject* tensor) {
+  State& st = *as_session(self)->s;
+  const at::Tensor* t = unpack(tensor);
+  if (!t || !t->unsafeGetTensorImpl()->has_storage()) return PyLong_FromLong(-1);
+  auto found = st.index.find(t->storage().unsafeGetStorageImpl());
+  return PyLong_FromLong(found == st.index.end() ? -1 : found->second);
+}
+
+PyObject* build_value(State& st, const std::vector<Item>& items, size_t& at, uint32_t& scalar) {
+  const Item& item = items[at++];
+  switch (item.kind) {
+    case TENSOR:
+      if (!st.slots[(size_t)item.a].strong) {
+        PyErr_Format(PyExc_AssertionError, "slot %d was released before its last use", item.a);
+        return nullptr;
+      }
+      return THPVariable_Wrap(tensor_on(st.slots[(size_t)item.a].strong, *item.meta));
+    case SCALAR:
+      return node_get(st.scalars[scalar++]);
+    case LIST:
+    case TUPLE: {
+      PyObject* seq = item.kind == LIST ? PyList_New(item.a) : PyTuple_New(item.a);
+      for (int32_t i = 0; i < item.a; i++) {
+        PyObject* v = build_value(st, items, at, scalar);
+        if (!v) { Py_DECREF(seq); return nullptr; }
+        if (item.kind == LIST) PyList_SET_ITEM(seq, i, v); else PyTuple_SET_ITEM(seq, i, v);
+      }
+      return seq;
+    }
+    default:
+      return node_get(item.obj);
+  }
+}
+
+// arguments(i): (args, kwargs) of call i of the path, as real tensors.
+PyObject* session_arguments(PyObject* self, PyObject* index) {
+  HANDLE_TH_ERRORS
+  State& st = *as_session(self)->s;
+  Step step = st.path[(size_t)PyLong_AsSsize_t(index)];
+  size_t at = 0;
+  uint32_t scalar = step.scalar_base;
+  PyObject* args = PyTuple_New(step.node->nargs);
+  PyObject* kwargs = PyDict_New();
+  for (Py_ssize_t i = 0; i < step.node->nargs; i++) {
+    PyObject* v = build_value(st, *step.node->args, at, scalar);
+    if (!v) { Py_DECREF(args); Py_DECREF(kwargs); return nullptr; }
+    PyTuple_SET_ITEM(args, i, v);
+  }
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(step.node->kwnames); i++) {
+    PyObject* v = build_value(st, *step.node->args, at, scalar);
+    if (!v) { Py_DECREF(args); Py_DECREF(kwargs); return nullptr; }
+    PyDict_SetItem(kwargs, PyTuple_GET_ITEM(step.node->kwnames, i), v);
+    Py_DECREF(v);
+  }
+  return Py_BuildValue("(NN)", args, kwargs);
+  END_HANDLE_TH_ERRORS
+}
+
+// Moves the data of `t` into the handles of slot `id`; copies when somebody else owns it too.
+bool fill(State& st, int32_t id, const at::Tensor& given, const Meta& meta) {
+  Slot& slot = st.slots[(size_t)id];
+  if (!slot.deferred) return true;
+  if (!slot.strong) return true;  // nobody looks at it any more
+  at::Tensor t = given;
+  bool owned = t.storage().use_count() == 1 && meta.fits(t.unsafeGetTensorImpl());
+  auto* from = t.storage().unsafeGetStorageImpl();
+  owned = owned && from->allocator() != nullptr && (int64_t)from->nbytes() >= (int64_t)slot.strong->nbytes();
+  if (!owned) {
+    auto bytes = (int64_t)slot.strong->nbytes();
+    auto item = (int64_t)c10::elementSize(meta.dtype);
+    auto whole = at::empty({bytes / item}, t.options());
+    at::Tensor target = tensor_on(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(whole.storage().unsafeGetStorageImpl()), meta);
+    target.copy_(t);
+    t = whole;
+    from = t.storage().unsafeGetStorageImpl();
+  }
+  auto* to = slot.strong.get();
+  to->clear_data_ptr_access_error_msg_();
+  to->set_allocator(from->allocator());
+  to->set_data_ptr_noswap(std::move(from->_mutable_data_ptr_no_checks()));
+  slot.deferred = false;
+  return true;
+}
+
+bool store_output(State& st, Node* n, size_t& at, PyObject* value) {
+  const Item& item = (*n->outs)[at++];
+  switch (item.kind) {
+    case NEW: {
+      const at::Tensor* t = unpack(value);
+      if (!t || !t->sizes().equals(item.meta->sizes) || t->dtype() != c10::scalarTypeToTypeMeta(item.meta->dtype)) return false;
+      return fill(st, item.a, *t, *item.meta);
+    }
+    case LIST:
+    case TUPLE:
+      if (PySequence_Size(value) != item.a) return false;
+      for (int32_t i = 0; i < item.a; i++) {
+        PyObject* v = PySequence_GetItem(value, i);
+        bool ok = store_output(st, n, at, v);
+        Py_XDECREF(v);
+        if (!ok) return false;
+      }
+      return true;
+    default:
+      return true;
+  }
+}
+
+// store(i, out): the real result of call i of the path fills its handles. False: it is not what was promised.
+PyObject* session_store(PyObject* self, PyObject* const* a, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  State& st = *as_session(self)->s;
+  Node* n = st.path[(size_t)PyLong_AsSsize_t(a[0])].node;
+  size_t at = 0;
+  return PyBool_FromLong(store_output(st, n, at, a[1]));
+  END_HANDLE_TH_ERRORS
+}
+
+// fill(slot, tensor, meta): as store, for one slot; meta is that of the tensor that created the storage.
+PyObject* session_fill(PyObject* self, PyObject* const* a, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  Meta m;
+  if (!parse_meta(a[2], m)) return nullptr;
+  const at::Tensor* t = unpack(a[1]);
+  if (!t || !t->sizes().equals(m.sizes)) Py_RETURN_FALSE;
+  return PyBool_FromLong(fill(*as_session(self)->s, (int32_t)PyLong_AsLong(a[0]), *t, m));
+  END_HANDLE_TH_ERRORS
+}
+
+// tensor(slot, meta): a tensor on the slot's storage.
+PyObject* session_tensor(PyObject* self, PyObject* const* a, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  State& st = *as_session(self)->s;
+  Meta m;
+  if (!parse_meta(a[1], m)) return nullptr;
+  auto& slot = st.slots[(size_t)PyLong_AsSsize_t(a[0])];
+  if (!slot.strong) { PyErr_SetString(PyExc_AssertionError, "slot was released"); return nullptr; }
+  return THPVariable_Wrap(tensor_on(slot.strong, m));
+  END_HANDLE_TH_ERRORS
+}
+
+// begin_run(): pending writes are about to happen; their storages can be read again.
+PyObject* session_begin_run(PyObject* self, PyObject*) {
+  for (auto& slot : as_session(self)->s->slots)
+    if (slot.flagged) {
+      slot.flagged = false;
+      if (slot.strong) slot.strong->clear_data_ptr_access_error_msg_();
+    }
+  Py_RETURN_NONE;
+}
+
+// unflag(slot): its pending writes are about to happen.
+PyObject* session_unflag(PyObject* self, PyObject* id) {
+  Slot& slot = as_session(self)->s->slots[(size_t)PyLong_AsSsize_t(id)];
+  if (slot.flagged && slot.strong) slot.strong->clear_data_ptr_access_error_msg_();
+  slot.flagged = false;
+  Py_RETURN_NONE;
+}
+
+// release(slot): the interpreter has made its last use of it.
+PyObject* session_release(PyObject* self, PyObject* id) {
+  Slot& slot = as_session(self)->s->slots[(size_t)PyLong_AsSsize_t(id)];
+  if (slot.strong && !slot.weak.use_count()) slot.weak = c10::weak_intrusive_ptr<c10::StorageImpl>(slot.strong);
+  slot.strong.reset();
+  Py_RETURN_NONE;
+}
+
+// live(): slots without data that somebody outside still holds.
+PyObject* session_live(PyObject* self, PyObject*) {
+  PyObject* list = PyList_New(0);
+  auto& slots = as_session(self)->s->slots;
+  for (size_t i = 0; i < slots.size(); i++) {
+    bool live = slots[i].strong ? slots[i].deferred && slots[i].strong.use_count() > 1 : false;
+    if (!live) continue;
+    PyObject* v = PyLong_FromSize_t(i);
+    PyList_Append(list, v);
+    Py_DECREF(v);
+  }
+  return list;
+}
+
+// alive(): recording: slots whose storage still exists.
+PyObject* session_alive(PyObject* self, PyObject*) {
+  PyObject* list = PyList_New(0);
+  auto& slots = as_session(self)->s->slots;
+  for (size_t i = 0; i < slots.size(); i++) {
+    if (slots[i].strong ? slots[i].strong.use_count() < 2 : slots[i].weak.use_count() == 0) continue;
+    PyObject* v = PyLong_FromSize_t(i);
+    PyList_Append(list, v);
+    Py_DECREF(v);
+  }
+  return list;
+}
+
+// overlaps(): do two different storages with data share memory (arrays from numpy, say)?
+PyObject* session_overlaps(PyObject* self, PyObject*) {
+  std::vector<std::pair<uintptr_t, uintptr_t>> spans;
+  for (auto& slot : as_session(self)->s->slots) {
+    if (slot.deferred || !slot.strong || !slot.strong->nbytes()) continue;
+    auto begin = reinterpret_cast<uintptr_t>(slot.strong->_mutable_data_ptr_no_checks().get());
+    spans.emplace_back(begin, begin + slot.strong->nbytes());
+  }
+  std::sort(spans.begin(), spans.end());
+  for (size_t i = 1; i < spans.size(); i++)
+    if (spans[i].first < spans[i - 1].second) Py_RETURN_TRUE;
+  Py_RETURN_FALSE;
+}
+
+// weaken(): from predicting to recording: only identities are kept.
+PyObject* session_weaken(PyObject* self, PyObject*) {
+  State& st = *as_session(self)->s;
+  st.strong = false;
+  for (auto& slot : st.slots) {
+    if (!slot.strong) continue;
+    slot.weak = c10::weak_intrusive_ptr<c10::StorageImpl>(slot.strong);
+    slot.strong.reset();
+    slot.deferred = false;
+  }
+  Py_RETURN_NONE;
+}
+
+// reset(root, strong): starts a new path.
+PyObject* session_reset(PyObject* self, PyObject* const* a, Py_ssize_t) {
+  State& st = *as_session(self)->s;
+  Py_INCREF(a[0]);
+  Node* old = st.root;
+  st.root = reinterpret_cast<Node*>(a[0]);
+  st.reset();
+  st.strong = a[1] == Py_True;
+  Py_XDECREF(old);
+  Py_RETURN_NONE;
+}
+
+PyObject* session_current(PyObject* self, void*) { return node_get(reinterpret_cast<PyObject*>(as_session(self)->s->current)); }
+PyObject* session_length(PyObject* self, void*) { return PyLong_FromSize_t(as_session(self)->s->path.size()); }
+PyObject* session_slot_count(PyObject* self, void*) { return PyLong_FromSize_t(as_session(self)->s->slots.size()); }
+PyObject* session_path(PyObject* self, void*) {
+  auto& path = as_session(self)->s->path;
+  PyObject* list = PyList_New((Py_ssize_t)path.size());
+  for (size_t i = 0; i < path.size(); i++) PyList_SET_ITEM(list, (Py_ssize_t)i, node_get(reinterpret_cast<PyObject*>(path[i].node)));
+  return list;
+}
+PyObject* session_scalars(PyObject* self, void*) {
+  auto& values = as_session(self)->s->scalars;
+  PyObject* list = PyList_New((Py_ssize_t)values.size());
+  for (size_t i = 0; i < values.size(); i++) PyList_SET_ITEM(list, (Py_ssize_t)i, node_get(values[i]));
+  return list;
+}
+
+PyObject* session_new(PyTypeObject* type, PyObject*, PyObject*) {
+  auto* self = reinterpret_cast<Session*>(type->tp_alloc(type, 0));
+  if (self) self->s = new State();
+  return reinterpret_cast<PyObject*>(self);
+}
+
+void session_dealloc(PyObject* self) {
+  State* st = as_session(self)->s;
+  st->reset();
+  Py_XDECREF(st->root);
+  delete st;
+  Py_TYPE(self)->tp_free(self);
+}
+
+#define FAST(f) reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(f)), METH_FASTCALL, nullptr
+PyMethodDef session_methods[] = {
+    {"match", FAST(session_match)}, {"follow", FAST(session_follow)}, {"confirm", FAST(session_confirm)},
+    {"store", FAST(session_store)}, {"fill", FAST(session_fill)}, {"tensor", FAST(session_tensor)}, {"reset", FAST(session_reset)},
+    {"retreat", session_retreat, METH_NOARGS, nullptr}, {"trim", session_trim, METH_NOARGS, nullptr}, {"enter", session_enter, METH_O, nullptr},
+    {"bind", session_bind, METH_O, nullptr}, {"lookup", session_lookup, METH_O, nullptr},
+    {"arguments", session_arguments, METH_O, nullptr}, {"begin_run", session_begin_run, METH_NOARGS, nullptr},
+    {"release", session_release, METH_O, nullptr}, {"unflag", session_unflag, METH_O, nullptr}, {"live", session_live, METH_NOARGS, nullptr},
+    {"alive", session_alive, METH_NOARGS, nullptr}, {"weaken", session_weaken, METH_NOARGS, nullptr},
+    {"overlaps", session_overlaps, METH_NOARGS, nullptr},
+    {nullptr, nullptr, 0, nullptr}};
+PyGetSetDef session_getset[] = {
+    {"current", session_current, nullptr, nullptr, nullptr}, {"length", session_length, nullptr, nullptr, nullptr},
+    {"slot_count", session_slot_count, nullptr, nullptr, nullptr}, {"path", session_path, nullptr, nullptr, nullptr},
+    {"scalars", session_scalars, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyTypeObject NodeType = {PyVarObject_HEAD_INIT(nullptr, 0) "markstep.record._native.Node", sizeof(Node)};
+PyTypeObject SessionType = {PyVarObject_HEAD_INIT(nullptr, 0) "markstep.record._native.Session", sizeof(Session)};
+
+// ---------------------------------------------------------------- module functions
+
+PyObject* mod_meta(PyObject*, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  return meta_tuple(unpack(tensor)->unsafeGetTensorImpl());
+  END_HANDLE_TH_ERRORS
+}
+
+PyObject* mod_plain(PyObject*, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  const at::Tensor* t = unpack(tensor);
+  return PyBool_FromLong(t && is_plain(t->unsafeGetTensorImpl()));
+  END_HANDLE_TH_ERRORS
+}
+
+// pending(tensor): would reading its data raise now?
+PyObject* mod_pending(PyObject*, PyObject* tensor) {
+  const at::Tensor* t = unpack(tensor);
+  if (!t || !t->unsafeGetTensorImpl()->has_storage()) Py_RETURN_FALSE;
+  try {
+    (void)t->storage().unsafeGetStorageImpl()->data_ptr();
+  } catch (...) {
+    Py_RETURN_TRUE;
+  }
+  Py_RETURN_FALSE;
+}
+
+// span(tensor): (first byte address, one past the last) of the tensor's storage.
+PyObject* mod_span(PyObject*, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  auto* s = unpack(tensor)->storage().unsafeGetStorageImpl();
+  auto begin = reinterpret_cast<unsigned long long>(s->data());
+  return Py_BuildValue("(KK)", begin, begin + (unsigned long long)s->nbytes());
+  END_HANDLE_TH_ERRORS
+}
+
+// setup(Ref, Scalar, New, Same): the template classes.
+PyObject* mod_setup(PyObject*, PyObject* args) {
+  if (!PyArg_ParseTuple(args, "OOOO", &g_ref, &g_scalar, &g_new, &g_same)) return nullptr;
+  Py_INCREF(g_ref); Py_INCREF(g_scalar); Py_INCREF(g_new); Py_INCREF(g_same);
+  Py_RETURN_NONE;
+}
+
+PyMethodDef module_methods[] = {
+    {"meta", mod_meta, METH_O, nullptr}, {"is_plain", mod_plain, METH_O, nullptr}, {"is_pending", mod_pending, METH_O, nullptr},
+    {"span", mod_span, METH_O, nullptr}, {"setup", mod_setup, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, module_methods};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__native() {
+  NodeType.tp_flags = Py_TPFLAGS_DEFAULT;
+  NodeType.tp_new = node_new;
+  NodeType.tp_dealloc = node_dealloc;
+  NodeType.tp_methods = node_methods;
+  NodeType.tp_getset = node_getset;
+  SessionType.tp_flags = Py_TPFLAGS_DEFAULT;
+  SessionType.tp_new = session_new;
+  SessionType.tp_dealloc = session_dealloc;
+  SessionType.tp_methods = session_methods;
+  SessionType.tp_getset = session_getset;
+  if (PyType_Ready(&NodeType) < 0 || PyType_Ready(&SessionType) < 0) return nullptr;
+  PyObject* m = PyModule_Create(&module_def);
+  g_miss = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(&PyBaseObject_Type));
+  Py_INCREF(g_miss);
+  PyModule_AddObject(m, "MISS", g_miss);
+  PyModule_AddObject(m, "Node", reinterpret_cast<PyObject*>(&NodeType));
+  PyModule_AddObject(m, "Session", reinterpret_cast<PyObject*>(&SessionType));
+  return m;
+}

@@ -1,0 +1,67 @@
+"""Runs recorded calls one by one, in order: the reference that every other way of running a program is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_EXCLUDED = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
+for _key in torch._C.DispatchKey.__members__.values():
+    if _key.name.startswith(("Autograd", "Autocast")) or _key.name == "ADInplaceOrView":
+        _EXCLUDED = _EXCLUDED | torch._C.DispatchKeySet(_key)
+
+
+@contextmanager
+def below_autograd() -> Iterator[None]:
+    """Operators called inside run as recorded: no autograd, no autocast, no dispatch mode of the surrounding code."""
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_EXCLUDED):
+        yield
+
+
+def run_calls(session: Any, positions: Sequence[int], *, release: bool) -> None:
+    """Runs the calls at `positions` of the session's path and fills their handles.
+
+    Args:
+        session: a predicting session whose path holds the calls.
+        positions: increasing positions on the path.
+        release: drop every storage after its last use here, as eager execution would.
+
+    Raises:
+        RuntimeError: a call gave another shape or dtype than when it was recorded.
+    """
+    path = session.path
+    last = _last_uses(path, positions) if release else {}
+    with below_autograd():
+        for i in positions:
+            call = path[i].call
+            args, kwargs = session.arguments(i)
+            try:
+                out = call.op(*args, **kwargs)
+            except Exception as error:
+                error.add_note(f"(raised by {call.op.name()}, called at {call.source}, when Markstep ran the step)")
+                raise
+            del args, kwargs
+            if not session.store(i, out):
+                raise RuntimeError(
+                    f"{call.op.name()} at {call.source} gave a result of another shape or dtype than when it was recorded. "
+                    "If its shape depends on values, tag the operator with torch.Tag.dynamic_output_shape, or call it "
+                    "inside `with markstep.pause():`."
+                )
+            del out
+            for slot in last.get(i, ()):
+                session.release(slot)
+
+
+def _last_uses(path: Sequence[Any], positions: Sequence[int]) -> dict[int, list[int]]:
+    seen: set[int] = set()
+    last: dict[int, list[int]] = {}
+    for i in reversed(positions):
+        call = path[i].call
+        for slot in [*call.reads, *(n.slot for n in call.creates)]:
+            if slot not in seen:
+                seen.add(slot)
+                last.setdefault(i, []).append(slot)
+    return last

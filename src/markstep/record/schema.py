@@ -1,0 +1,98 @@
+"""What the engine has to know about an operator, read once from its schema and tags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from typing import Any
+
+import torch
+
+
+class Kind(Enum):
+    """How a call is treated."""
+
+    LAZY = "deferred to the boundary"
+    PASS = "metadata only: always runs, never recorded"
+    VALUE = "its result is a Python value, or its shape depends on values"
+    OPAQUE = "changes storages or uses objects that a program cannot hold: runs between two programs"
+
+
+@dataclass(frozen=True, slots=True)
+class OpFacts:
+    """Facts about one operator overload.
+
+    Attributes:
+        kind: see `Kind`.
+        writes: positions of arguments that are mutated, and their names.
+        promotable: positions and names of arguments whose numbers may become inputs of a program.
+        random: draws from a generator.
+        rng_state: reads or sets the state of a generator.
+    """
+
+    kind: Kind
+    writes: frozenset[int | str]
+    promotable: frozenset[int | str]
+    random: bool
+    rng_state: bool
+    mutates: bool
+
+
+# Results that depend on metadata alone although they are plain Python values.
+_METADATA = {
+    "aten::is_same_size", "aten::is_pinned", "aten::_fused_sdp_choice", "aten::_has_compatible_shallow_copy_type",
+    "aten::_has_same_storage_numel", "aten::is_complex", "aten::is_floating_point", "aten::is_signed", "aten::size",
+    "aten::stride", "aten::dim", "aten::numel", "aten::sym_size", "aten::sym_stride", "aten::sym_numel",
+    "aten::sym_storage_offset", "aten::storage_offset", "aten::is_contiguous", "aten::is_strides_like_format",
+    "aten::is_non_overlapping_and_dense", "aten::sym_is_contiguous", "prim::layout", "prim::device", "aten::_is_zerotensor",
+    "aten::is_conj", "aten::is_neg", "aten::is_inference", "aten::_is_any_true_metadata", "aten::result_type", "aten::can_cast",
+    "aten::_version", "aten::output_nr", "aten::is_leaf", "aten::retains_grad", "aten::_debug_has_internal_overlap",
+}  # fmt: skip
+_STORAGE = {
+    "aten::set_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_", "aten::resize_as_sparse_", "aten::set_data",
+    "aten::resize", "aten::set", "aten::record_stream", "aten::_pin_memory", "aten::pin_memory", "aten::rename_",
+    "inductor::resize_storage_bytes_", "fsdp::set_", "aten::_foobar",
+}  # fmt: skip
+_PASS_NAMESPACES = {"profiler", "debugprims", "prim", "prims_meta"}
+_VALUE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_NUMBERS = {"number", "float", "Optional[number]", "Optional[float]", "List[number]", "List[float]", "Optional[List[float]]"}
+_HOLDABLE = (int, float, bool, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+
+
+@cache
+def facts(op: Any) -> OpFacts:
+    """Reads the facts about an operator overload from its schema, tags and name."""
+    schema, tags, name = op._schema, set(op.tags), op._schema.name
+    writes: set[int | str] = set()
+    promotable: set[int | str] = set()
+    for i, a in enumerate(schema.arguments):
+        if a.alias_info is not None and a.alias_info.is_write:
+            writes |= {i, a.name}
+        if str(a.type) in _NUMBERS or str(a.type) in ("Tensor", "Optional[Tensor]"):  # a tensor operand may be a number
+            promotable |= {i, a.name}
+    if op.namespace in _PASS_NAMESPACES or name in _METADATA:
+        kind = Kind.PASS
+    elif name in _STORAGE or "GeneratorState" in str(schema) or "__torch__.torch.classes" in str(schema):
+        kind = Kind.OPAQUE
+    elif torch.Tag.inplace_view in tags:
+        kind = Kind.PASS
+    elif tags & _VALUE_TAGS or not all("Tensor" in str(r.type) for r in schema.returns):
+        kind = Kind.VALUE
+    else:
+        kind = Kind.LAZY
+    return OpFacts(
+        kind,
+        frozenset(writes),
+        frozenset(promotable),
+        torch.Tag.nondeterministic_seeded in tags,
+        op.namespace == "markstep" and name.endswith("rng_state"),
+        bool(writes),
+    )
+
+
+def is_holdable(value: Any) -> bool:
+    """Can a program hold this argument (other than a tensor) as a constant?"""
+    if isinstance(value, (list, tuple)):
+        return all(isinstance(v, torch.Tensor) or is_holdable(v) for v in value)
+    return type(value) in _HOLDABLE or isinstance(value, (torch.dtype, torch.layout, torch.memory_format))
