@@ -198,7 +198,7 @@ class Engine:
             if chosen is not None:
                 where = user_line()
                 templates = describe_arguments(self.native, session, args, kwargs)
-                call = Call(func, *templates, None, written_slots(known, *templates), where)
+                call = Call(func, *templates, None, written_slots(known, *templates), where, torch.is_grad_enabled())
                 node = append(self.native, session, call, special=True)
                 node.info["early"] = (*chosen, session.length - 1)
                 report.count(report.current().uncut, func.name(), where)

@@ -8,6 +8,7 @@
 // Identity of a value: (storage, offset, size, stride, dtype). Slots number the storages of a path in order of first use.
 
 #include <Python.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Device.h>
@@ -119,6 +120,7 @@ struct Node {
   Node* parent;               // borrowed: parents own children
   int32_t depth, slots_after;
   bool special;               // not deferred: Python decides what happens
+  bool grad;                  // grad mode of the call
 };
 
 extern PyTypeObject NodeType;
@@ -192,8 +194,10 @@ bool load_call(Node* n) {
   PyObject* kwargs = PyObject_GetAttrString(n->call, "kwargs");
   PyObject* outs = PyObject_GetAttrString(n->call, "outs");
   PyObject* writes = PyObject_GetAttrString(n->call, "writes");
-  bool ok = args && kwargs && outs && writes;
+  PyObject* grad = PyObject_GetAttrString(n->call, "grad");
+  bool ok = args && kwargs && outs && writes && grad;
   if (ok) {
+    n->grad = grad == Py_True;
     n->nargs = PyTuple_GET_SIZE(args);
     for (Py_ssize_t i = 0; ok && i < n->nargs; i++) ok = flatten(PyTuple_GET_ITEM(args, i), *n->args, false);
     PyObject *key, *value;
@@ -207,7 +211,7 @@ bool load_call(Node* n) {
     ok = ok && flatten(outs, *n->outs, true);
     for (Py_ssize_t i = 0; ok && i < PyTuple_GET_SIZE(writes); i++) n->writes->push_back((int32_t)PyLong_AsLong(PyTuple_GET_ITEM(writes, i)));
   }
-  Py_XDECREF(args); Py_XDECREF(kwargs); Py_XDECREF(outs); Py_XDECREF(writes);
+  Py_XDECREF(args); Py_XDECREF(kwargs); Py_XDECREF(outs); Py_XDECREF(writes); Py_XDECREF(grad);
   return ok && !PyErr_Occurred();
 }
 
@@ -442,9 +446,10 @@ bool match_call(State& st, Node* n, PyObject* args, PyObject* kwargs) {
 
 Node* follow(State& st, PyObject* func, PyObject* args, PyObject* kwargs, bool specials) {
   auto& children = *st.current->children;
+  bool grad = c10::GradMode::is_enabled();
   for (size_t i = 0; i < children.size(); i++) {
     Node* c = children[i];
-    if (c->func != func || (c->special && !specials)) continue;
+    if (c->func != func || c->grad != grad || (c->special && !specials)) continue;
     if (match_call(st, c, args, kwargs)) return c;
   }
   return nullptr;

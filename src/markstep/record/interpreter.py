@@ -16,7 +16,10 @@ for _key in torch._C.DispatchKey.__members__.values():
 
 @contextmanager
 def below_autograd() -> Iterator[None]:
-    """Operators called inside run as recorded: no autograd, no autocast, no dispatch mode of the surrounding code."""
+    """Operators called inside run as recorded: no autograd, no autocast, no dispatch mode of the surrounding code.
+
+    Grad mode is restored afterwards; with autograd's kernels out of the way it only matters to kernels that ask for it.
+    """
     with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_EXCLUDED):
         yield
 
@@ -38,6 +41,8 @@ def run_calls(session: Any, positions: Sequence[int], *, release: bool) -> None:
         for i in positions:
             call = path[i].call
             args, kwargs = session.arguments(i)
+            if call.grad != torch.is_grad_enabled():
+                torch._C._set_grad_enabled(call.grad)
             try:
                 out = call.op(*args, **kwargs)
             except Exception as error:

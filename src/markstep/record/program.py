@@ -50,7 +50,10 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One operator call. `args` and `kwargs` hold `Ref`, `Scalar` and constants, nested in lists and tuples."""
+    """One operator call. `args` and `kwargs` hold `Ref`, `Scalar` and constants, nested in lists and tuples.
+
+    `grad` is the grad mode it was made in: some kernels look at it (oneDNN's LSTM keeps a workspace only with it).
+    """
 
     op: Any
     args: tuple[Any, ...]
@@ -58,6 +61,7 @@ class Call:
     outs: Any
     writes: tuple[int, ...]
     source: str
+    grad: bool = False
 
     @property
     def reads(self) -> list[int]:
@@ -70,7 +74,7 @@ class Call:
         return [o for o in leaves(self.outs) if type(o) is New]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load_call, (self.op.name(), self.args, self.kwargs, self.outs, self.writes, self.source)
+        return _load_call, (self.op.name(), self.args, self.kwargs, self.outs, self.writes, self.source, self.grad)
 
     def __str__(self) -> str:
         parts = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.kwargs.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import ModuleType
 from typing import Any
 
@@ -93,7 +94,8 @@ def record_call(
         session.trim()
         return False, out
     outs = describe_results(native, session, out, args, kwargs)
-    append(native, session, Call(op, *templates, outs, written_slots(known, *templates), source), special=False)
+    call = Call(op, *templates, outs, written_slots(known, *templates), source, torch.is_grad_enabled())
+    append(native, session, call, special=False)
     return True, out
 
 
@@ -109,12 +111,14 @@ def promote(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
     known = facts(call.op)
     if len(args) != len(call.args) or kwargs.keys() != call.kwargs.keys() or known.kind is not Kind.LAZY:
         return None
+    if call.grad != torch.is_grad_enabled():
+        return None
     try:
         new_args = tuple(_promote(t, v, i in known.promotable) for i, (t, v) in enumerate(zip(call.args, args, strict=True)))
         new_kwargs = {k: _promote(t, kwargs[k], k in known.promotable) for k, t in call.kwargs.items()}
     except _OtherDifference:
         return None
-    return Call(call.op, new_args, new_kwargs, call.outs, call.writes, call.source)
+    return replace(call, args=new_args, kwargs=new_kwargs)
 
 
 class _OtherDifference(Exception):
@@ -141,6 +145,8 @@ def first_difference(native: ModuleType, session: Any, call: Call, op: Any, args
         return f"operator: {call.op.name()} was expected, {op.name()} came"
     if len(args) != len(call.args) or kwargs.keys() != call.kwargs.keys():
         return f"{op.name()}: other arguments are given"
+    if call.grad != torch.is_grad_enabled():
+        return f"{op.name()}: grad mode {'off' if call.grad else 'on'} instead of {'on' if call.grad else 'off'}"
     named = [*zip(call.args, args, strict=True), *((t, kwargs[k]) for k, t in call.kwargs.items())]
     names = [a.name for a in op._schema.arguments[: len(args)]] + list(call.kwargs)
     for name, (template, value) in zip(names, named, strict=True):
