@@ -15,6 +15,7 @@ from markstep.engine import report
 from markstep.engine.ending import Ending, endings_below
 from markstep.engine.site import Site
 from markstep.record import verify
+from markstep.record.schema import Kind, facts
 
 Step = Callable[[int], Any]
 Make = Callable[..., tuple[Step, Any]]
@@ -22,14 +23,14 @@ EXACT = {"backend": "interpreter", "rng": "torch"}
 
 
 class _Count(TorchDispatchMode):
-    """Counts the operator calls that reach the dispatcher below autograd."""
+    """Counts the operator calls below autograd that compute something and can be deferred."""
 
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.calls += 1
+        self.calls += facts(func).kind not in (Kind.PASS, Kind.VALUE)
         return func(*args, **(kwargs or {}))
 
 
