@@ -1,0 +1,95 @@
+"""Runs a compiled program on a session that has predicted it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from markstep.codegen import randomness
+from markstep.codegen.inductor import Runner
+from markstep.codegen.lower import Feed
+from markstep.codegen.plan import Piece, Plan
+from markstep.record.interpreter import below_autograd, run_calls
+from markstep.record.program import New, Ref, leaves
+from markstep.record.schema import facts
+
+
+class Compiled:
+    """Compiled graphs and the host's calls between them. See `markstep.engine.ending.Executable`."""
+
+    def __init__(self, plan: Plan, graphs: Sequence[tuple[Feed, Runner] | None]) -> None:
+        self.plan = plan
+        self.steps = list(zip(plan.pieces, graphs, strict=True))
+        self.key_count = 1 + max(plan.keys.values()) if plan.keys else 0
+        self.kinds = [float if t is float else int for t in _scalar_types(plan)]
+
+    def run(self, session: Any) -> None:
+        """Computes everything pending and fills the handles."""
+        with below_autograd():
+            scalars = session.scalars
+            drawn = self._draw(session)
+            keys = self._keys()
+            for piece, graph in self.steps:
+                if graph is None:
+                    run_calls(session, piece.positions, release=False)
+                else:
+                    self._run_graph(session, piece, *graph, scalars, drawn, keys)
+                for slot in piece.release:
+                    session.release(slot)
+
+    def _run_graph(
+        self,
+        session: Any,
+        piece: Piece,
+        feed: Feed,
+        call: Runner,
+        scalars: list[Any],
+        drawn: dict[int, Tensor],
+        keys: Any,
+    ) -> None:
+        args = [session.tensor(slot, meta) for slot, meta in feed.tensors]
+        args += [
+            torch.tensor(scalars[k], dtype=torch.float64 if self.kinds[k] is float else torch.int64)
+            for k in feed.scalars
+        ]
+        args += [drawn[i] for i in feed.draws]
+        if feed.keys:
+            args.append(keys)
+        results = call(args)
+        seen: set[int] = set()
+        for new, value in zip(piece.outputs, results, strict=True):
+            if id(value) in seen:
+                value = value.clone()
+            seen.add(id(value))
+            if not session.fill(new.slot, value, new.meta):
+                raise RuntimeError(
+                    f"the compiled program gave {tuple(value.shape)} for s{new.slot} instead of {new.meta[0]}"
+                )
+
+    def _keys(self) -> Tensor | None:
+        if not self.key_count:
+            return None
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        keys = randomness.key_pairs(seed, self.key_count)
+        device = self.plan.program.calls[next(iter(self.plan.keys))]
+        target = next(m.meta[4] for m in leaves((device.args, device.outs)) if isinstance(m, (Ref, New)))
+        return keys.to(target)
+
+    def _draw(self, session: Any) -> dict[int, Tensor]:
+        drawn: dict[int, Tensor] = {}
+        for i in self.plan.draws:
+            call = self.plan.program.calls[i]
+            if facts(call.op).rng_state:
+                run_calls(session, [i], release=False)
+            else:
+                drawn[i] = randomness.draw(call)
+        return drawn
+
+
+def _scalar_types(plan: Plan) -> list[type]:
+    from markstep.record.program import Scalar
+
+    return [v.type for c in plan.program.calls for v in leaves((c.args, tuple(c.kwargs.values()))) if type(v) is Scalar]

@@ -1,0 +1,125 @@
+"""The only module that touches torch._inductor: compiles a functional graph, packs what it made, loads it again."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Runner = Callable[[list[Tensor]], Any]
+
+
+def decompositions() -> Any:
+    """TorchInductor's table of decompositions."""
+    from torch._inductor.decomposition import select_decomp_table
+
+    return select_decomp_table()
+
+
+def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> str:
+    """Compiles a functional graph on fake tensors.
+
+    Returns:
+        Python source with a function `call(args)`; loading it needs the kernels that `pack` collects.
+    """
+    from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+
+    output = graph.graph.output_node()
+    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+    fake_mode = torch._subclasses.fake_tensor.FakeTensorMode() if not example else example[0].fake_mode  # type: ignore[attr-defined]
+    settings = {"fallback_random": True, "fx_graph_cache": False, "static_weight_shapes": True}
+    with (
+        torch._guards.tracing(torch._guards.TracingContext(fake_mode)),
+        torch._inductor.config.patch(settings),
+        fake_mode,
+    ):
+        _recursive_joint_graph_passes(graph)
+        made = compile_fx_inner(
+            graph,
+            example,
+            static_input_idxs=tuple(range(len(example))),
+            is_inference=True,
+            cudagraphs=torch._inductor.utils.BoxedBool(False),
+        )
+    source = getattr(made, "source_code", None)
+    if not isinstance(source, str):
+        raise RuntimeError(f"TorchInductor gave {type(made).__name__} without Python source")
+    if getattr(made, "constants", None):
+        raise RuntimeError("the compiled graph holds tensor constants")
+    return source
+
+
+def pack(source: str, folder: Path) -> None:
+    """Copies the kernels that `source` needs into `folder`; they are compiled already."""
+
+    def keep(argtypes: list[str], code: str, function: Any) -> None:
+        target = folder / _kernel_file(argtypes, code)
+        if not target.exists():
+            shutil.copyfile(function.__self__.__file__, target)
+            target.chmod(0o600)
+
+    _execute(source, None, keep)
+
+
+def load(source: str, folder: Path) -> Runner:
+    """The function `call(args)` of a compiled graph; C++ kernels come from `folder`, nothing is compiled."""
+    module = _execute(source, folder, None)
+    call: Runner = module.call
+    return call
+
+
+def _kernel_file(argtypes: list[str], code: str) -> str:
+    return hashlib.sha256("\n".join([*argtypes, code]).encode()).hexdigest()[:32] + ".so"
+
+
+def _execute(source: str, folder: Path | None, keep: Callable[[list[str], str, Any], None] | None) -> Any:
+    """Runs the generated module with kernels taken from `folder`, or compiled as usual and shown to `keep`."""
+    from torch._inductor import async_compile
+
+    class Kernels(async_compile.AsyncCompile):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked: list[tuple[list[str], str, Any]] = []
+
+        def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
+            if folder is not None:
+                return _load_kernel(folder / _kernel_file(argtypes, source_code))
+            from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+            function = CppPythonBindingsCodeCache.load_pybinding(argtypes, source_code)
+            assert keep is not None
+            keep(argtypes, source_code, function)
+            return function
+
+    module: Any = types.ModuleType("markstep_compiled_" + hashlib.sha256(source.encode()).hexdigest()[:16])
+    original = async_compile.AsyncCompile
+    async_compile.AsyncCompile = Kernels
+    try:
+        exec(compile(source, f"<{module.__name__}>", "exec"), module.__dict__)
+    finally:
+        async_compile.AsyncCompile = original
+    return module
+
+
+_kernels: dict[str, Any] = {}
+
+
+def _load_kernel(path: Path) -> Any:
+    if path.name not in _kernels:
+        os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(
+            torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr  # type: ignore[attr-defined]
+        )
+        spec = importlib.util.spec_from_file_location("kernel", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        _kernels[path.name] = module.kernel
+    return _kernels[path.name]

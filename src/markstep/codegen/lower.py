@@ -1,0 +1,187 @@
+"""From a piece of a program to a functional FX graph on fake tensors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from markstep.codegen import promoted, randomness
+from markstep.codegen.plan import Piece, Plan
+from markstep.record.program import Call, Meta, New, Ref, Same, Scalar, leaves
+
+
+class NotLowerable(RuntimeError):
+    """The piece holds something the compiler cannot take; the message says what."""
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What a graph takes, in order.
+
+    Attributes:
+        tensors: (slot, meta) of the storages.
+        scalars: numbers of the program.
+        draws: positions of drawn random calls.
+        keys: whether the int32 key tensor comes last.
+    """
+
+    tensors: tuple[tuple[int, Meta], ...]
+    scalars: tuple[int, ...]
+    draws: tuple[int, ...]
+    keys: bool
+
+
+def feed_of(plan: Plan, piece: Piece) -> Feed:
+    """The inputs of a graph piece."""
+    tensors = tuple((slot, covering(metas)) for slot, metas in piece.inputs.items())
+    draws = tuple(i for i in piece.positions if i in set(plan.draws))
+    return Feed(tensors, piece.scalars, draws, any(i in plan.keys for i in piece.positions))
+
+
+def covering(metas: Sequence[Meta]) -> Meta:
+    """One view of a storage from which all the given ones can be taken."""
+    if len(metas) == 1:
+        return metas[0]
+    if len({m[3] for m in metas}) > 1:
+        raise NotLowerable("one storage is seen with several dtypes")
+    low, high = min(m[2] for m in metas), max(_end(m) for m in metas)
+    for m in metas:
+        if m[2] == low and _end(m) == high and math.prod(m[0]) == high - low:
+            return m
+    first = metas[0]
+    return ((high - low,), (1,), low, first[3], first[4], False, False)
+
+
+def _end(meta: Meta) -> int:
+    if 0 in meta[0]:
+        return meta[2]
+    return meta[2] + 1 + sum((n - 1) * s for n, s in zip(meta[0], meta[1], strict=True))
+
+
+def build(plan: Plan, piece: Piece, feed: Feed, decompositions: Any) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+    """Traces the piece; in-place operators and views become functional, updates of inputs end as copies into them."""
+    mode = FakeTensorMode(allow_non_fake_inputs=False)
+    with mode:
+        example: list[Tensor] = [torch.empty_strided(m[0], m[1], dtype=m[3], device=m[4]) for _, m in feed.tensors]
+        kinds = _scalar_types(plan)
+        example += [torch.empty((), dtype=torch.float64 if kinds[k] is float else torch.int64) for k in feed.scalars]
+        for i in feed.draws:
+            meta = _drawn_meta(plan.program.calls[i])
+            example.append(torch.empty_strided(meta[0], meta[1], dtype=meta[3], device=meta[4]))
+        if feed.keys:
+            device = next((m[4] for _, m in feed.tensors), torch.device("cpu"))
+            example.append(torch.empty((1 + max(plan.keys.values()), 2), dtype=torch.int32, device=device))
+    replay = _replayer(plan, piece, feed)
+    with mode, torch.no_grad():
+        graph = make_fx(torch.func.functionalize(replay, remove="mutations"), decompositions, "real")(*example)
+    graph.graph.eliminate_dead_code()
+    graph.recompile()
+    return graph, example
+
+
+def _scalar_types(plan: Plan) -> list[type]:
+    return [v.type for c in plan.program.calls for v in leaves((c.args, tuple(c.kwargs.values()))) if type(v) is Scalar]
+
+
+def _drawn_meta(call: Call) -> Meta:
+    if call.op.name() == "aten::native_dropout":
+        meta = call.outs[1].meta
+    elif call.writes:
+        meta = next(r.meta for r in leaves(call.args) if type(r) is Ref)
+    else:
+        meta = call.creates[0].meta
+    return (meta[0], meta[1], 0, *meta[3:])
+
+
+def _replayer(plan: Plan, piece: Piece, feed: Feed) -> Callable[..., list[Tensor]]:
+    def replay(*values: Tensor) -> list[Tensor]:
+        env = _Environment()
+        at = len(feed.tensors)
+        for (slot, meta), value in zip(feed.tensors, values[:at], strict=True):
+            env.add(slot, meta, value)
+        scalars = dict(zip(feed.scalars, values[at : at + len(feed.scalars)], strict=True))
+        at += len(feed.scalars)
+        drawn = dict(zip(feed.draws, values[at : at + len(feed.draws)], strict=True))
+        for i in piece.positions:
+            _replay_call(plan, i, env, scalars, drawn, values[-1] if feed.keys else None)
+        return [env.base(new) for new in piece.outputs]
+
+    return replay
+
+
+def _replay_call(
+    plan: Plan,
+    position: int,
+    env: _Environment,
+    scalars: dict[int, Tensor],
+    drawn: dict[int, Tensor],
+    keys: Tensor | None,
+) -> None:
+    call = plan.program.calls[position]
+    next_scalar = plan.scalar_base[position]
+
+    def fetch(value: Any) -> Any:
+        nonlocal next_scalar
+        if isinstance(value, (list, tuple)):
+            return type(value)(fetch(v) for v in value)
+        if type(value) is Ref:
+            return env.get(value.slot, value.meta)
+        if type(value) is Scalar:
+            next_scalar += 1
+            return scalars[next_scalar - 1]
+        return value
+
+    args = tuple(fetch(a) for a in call.args)
+    kwargs = {k: fetch(v) for k, v in call.kwargs.items()}
+    if position in drawn:
+        out = randomness.apply_drawn(call, args, drawn[position])
+    elif position in plan.keys:
+        assert keys is not None
+        out = randomness.hashed(call, args, kwargs, keys[plan.keys[position]])
+    elif next_scalar != plan.scalar_base[position]:
+        out = promoted.apply(call, args, kwargs)
+    else:
+        out = call.op(*args, **kwargs)
+    _bind(env, call.outs, out)
+
+
+def _bind(env: _Environment, template: Any, value: Any) -> None:
+    if isinstance(template, (list, tuple)):
+        for t, v in zip(template, value, strict=True):
+            _bind(env, t, v)
+    elif isinstance(template, (New, Ref)):
+        env.add(template.slot, template.meta, value)
+
+
+class _Environment:
+    """The tensors that are known of every storage while a piece is traced."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, dict[Meta, Tensor]] = {}
+        self.first: dict[int, Meta] = {}
+
+    def add(self, slot: int, meta: Meta, value: Tensor) -> None:
+        self.first.setdefault(slot, meta)
+        self.known.setdefault(slot, {})[meta] = value
+
+    def get(self, slot: int, meta: Meta) -> Tensor:
+        views = self.known[slot]
+        if meta not in views:
+            base_meta = self.first[slot]
+            if base_meta[3] != meta[3]:
+                raise NotLowerable("one storage is seen with several dtypes")
+            views[meta] = torch.as_strided(views[base_meta], meta[0], meta[1], meta[2] - base_meta[2])
+        return views[meta]
+
+    def base(self, new: New) -> Tensor:
+        return self.known[new.slot][new.meta]
+
+
+__all__ = ["Feed", "NotLowerable", "Same", "build", "covering", "feed_of"]

@@ -1,0 +1,63 @@
+"""The child process that compiles: reads pickled requests on stdin, answers on its original stdout."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+def send(stream: BinaryIO, message: Any) -> None:
+    """Writes one message: its length as 8 bytes, then the pickle."""
+    data = pickle.dumps(message)
+    stream.write(struct.pack("<Q", len(data)) + data)
+    stream.flush()
+
+
+def receive(stream: BinaryIO) -> Any:
+    """Reads one message. Raises EOFError when the other side is gone."""
+    header = stream.read(8)
+    if len(header) < 8:
+        raise EOFError
+    return pickle.loads(stream.read(struct.unpack("<Q", header)[0]))
+
+
+def main() -> None:
+    """Serves requests until the parent closes the pipe."""
+    requests = sys.stdin.buffer
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not end up between the answers
+    os.nice(19)
+    while True:
+        try:
+            request = receive(requests)
+        except EOFError:
+            return
+        send(answers, _serve(request))
+
+
+def _serve(request: dict[str, Any]) -> dict[str, Any]:
+    try:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(request["cache_dir"]) / "inductor")
+        import torch
+
+        import markstep.engine.rng  # noqa: F401  (the operators that programs may hold)
+        from markstep.codegen.build import compile_plan
+        from markstep.codegen.cache import Store
+        from markstep.record.program import Program
+
+        torch.set_num_threads(request["threads"])
+        plan = pickle.loads(request["plan"])
+        assert isinstance(plan.program, Program)
+        return {"key": compile_plan(plan, Store(Path(request["cache_dir"])))}
+    except BaseException as error:
+        lines = traceback.format_exception_only(error)
+        return {"error": "".join(lines).strip(), "trace": traceback.format_exc()}
+
+
+if __name__ == "__main__":
+    main()
