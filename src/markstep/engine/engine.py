@@ -38,6 +38,7 @@ from markstep.record.schema import Kind, facts
 log = logging.getLogger("markstep")
 _MAX_CALLS = 60_000
 _MAX_BRANCHES = 6
+_MAX_STARTS = 65
 
 
 class Mode(TorchDispatchMode):
@@ -50,6 +51,10 @@ class Mode(TorchDispatchMode):
         self.engine = engine
         self.miss = native.MISS
         self.match = engine.session.match
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would wrap the handler below in 3 us of its own; nothing here is ever traced
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         engine = self.engine
@@ -155,14 +160,15 @@ class Engine:
             run = lambda *_, **__: out  # noqa: E731
         elif known.kind is not Kind.LAZY or not is_recordable(self.native, args, kwargs):
             return self._not_lazy(func, args, kwargs)
-        if self._is_wild(func):
-            self._cut(f"{func.name()} differs every time")
+        if unfit := self._unfit(func):
+            self._cut(unfit)
             return func(*args, **kwargs) if run is None else run()
         where = user_line()
         if session.length and (session.current.children or session.current.info.get("end")):
             self._note_new_program(func, args, kwargs, where)
         recorded, result = record_call(self.native, session, func, args, kwargs, where, run)
         if not recorded:
+            session.current.info.setdefault("unfit", set()).add(func)
             self._cut(func.name())
         return result
 
@@ -180,8 +186,8 @@ class Engine:
             out = session.match(func, args, kwargs)
             if out is not self.native.MISS:
                 return out
-        if self._is_wild(func):
-            self._cut(f"{func.name()} differs every time")
+        if unfit := self._unfit(func):
+            self._cut(unfit)
             return func(*args, **kwargs)
         self._deoptimise(func, args, kwargs)
         return self._record(func, args, kwargs)
@@ -234,12 +240,14 @@ class Engine:
                 return True
         return False
 
-    def _is_wild(self, func: Any) -> bool:
-        """Has this place of the tree branched so often that the call is better left outside of programs?"""
+    def _unfit(self, func: Any) -> str:
+        """Why a call at this place of the tree is better left outside of programs; empty if it is not."""
         current = self.session.current
-        if not self.session.length:
-            return len(current.children) > 64
-        return sum(c.func is func for c in current.children) >= _MAX_BRANCHES
+        if func in current.info.get("unfit", ()):
+            return func.name()
+        branches = len(current.children) if not self.session.length else sum(c.func is func for c in current.children)
+        limit = _MAX_BRANCHES if self.session.length else _MAX_STARTS
+        return f"{func.name()} differs every time" if branches >= limit else ""
 
     # ------------------------------------------------------------ pausing
 
