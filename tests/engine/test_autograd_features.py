@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers import compare
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
-
-from tests.helpers import compare
 
 
 def small(dropout: float = 0.0) -> nn.Sequential:

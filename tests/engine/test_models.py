@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers import compare
 from torch import nn
 from torch.nn import functional as F
-
-from tests.helpers import compare
 
 VOCABULARY, BATCH, LENGTH = 61, 3, 9
 
@@ -226,8 +225,9 @@ def test_lstm_state_carried_between_steps() -> None:
 
 
 def test_mlp_with_the_step_context() -> None:
-    import markstep
     from tests.helpers import EXACT
+
+    import markstep
 
     def make(wrap: Any) -> Any:
         model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Dropout(0.3), nn.Linear(8, 1))

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers import compare
 from torch import nn
 from torch.nn import functional as F
-
-from tests.helpers import compare
 
 
 def small() -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
