@@ -35,13 +35,17 @@ def compile(fn: Callable[P, R], **options: Any) -> Callable[P, R]:  # noqa: A001
 
     @functools.wraps(fn)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        with Region(place, "end of the step"):
-            return fn(*args, **kwargs)
+        with Region(place, "end of the step", (args, kwargs) if place.options.replay else None) as region:
+            if region.skipped:
+                return region.result  # type: ignore[no-any-return]
+            result = fn(*args, **kwargs)
+            region.observe(result)
+            return result
 
     return wrapper
 
 
-def step(**options: Any) -> AbstractContextManager[None]:
+def step(**options: Any) -> AbstractContextManager[object]:
     """A context manager around one training step. See `compile`; each `with` line is a place of its own.
 
     Raises:
@@ -51,6 +55,10 @@ def step(**options: Any) -> AbstractContextManager[None]:
     if not enabled():
         resolve(options)
         return nullcontext()
+    if options.get("replay"):
+        raise TypeError(
+            "replay=True skips the Python of the step, which a `with` block cannot do: use markstep.compile(fn, replay=True)"
+        )
     frame = sys._getframe(1)
     key = (frame.f_code, frame.f_lineno, tuple(sorted(options.items())))
     place = _places.get(key)

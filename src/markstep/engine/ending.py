@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from markstep.engine.report import ProgramReport, current
 from markstep.record.interpreter import run_calls
-from markstep.record.program import Program, Scalar, leaves
+from markstep.record.program import Meta, Program, Scalar, leaves
 
 
 class Executable(Protocol):
@@ -60,6 +60,18 @@ class Ending:
         created = {new.slot for i, c in enumerate(calls) if i not in done for new in c.creates}
         self.report.scalar_inputs, self.report.tensor_inputs = count_inputs(path)
         return Program(calls, done, frozenset(self.live & created))
+
+    @property
+    def root(self) -> Any:
+        """The root of the tree."""
+        node = self.node
+        while node.parent is not None:
+            node = node.parent
+        return node
+
+    def live_meta(self, slot: int) -> Meta:
+        """How the call that allocates a slot sees it."""
+        return next(new.meta for n in path_to(self.node) for new in n.call.creates if new.slot == slot)
 
     def invalidate(self) -> None:
         """The tree has changed above: what was compiled no longer fits."""

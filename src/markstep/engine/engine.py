@@ -58,7 +58,7 @@ class Mode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         engine = self.engine
-        if engine.predicting:
+        if engine.predicting and not engine.paused:
             out = self.match(func, args, kwargs)
             if out is not self.miss:
                 return out
@@ -76,6 +76,7 @@ class Engine:
         self.predicting = False
         self.paused = 0
         self.done: set[int] = set()
+        self.early_values: dict[int, tuple[tuple[int, ...], Any]] = {}
         self.endings: list[Ending] = []
         self.replayed = True
         self.random_pending = False
@@ -113,8 +114,9 @@ class Engine:
 
     def _start(self) -> None:
         assert self.site is not None
-        self.predicting = self.site.predictable and not self.paused
+        self.predicting = self.site.predictable
         self.done = set()
+        self.early_values = {}
         self.random_pending = False
         self.session.reset(self.site.root, self.predicting)
 
@@ -166,9 +168,13 @@ class Engine:
         where = user_line()
         if session.length and (session.current.children or session.current.info.get("end")):
             self._note_new_program(func, args, kwargs, where)
-        recorded, result = record_call(self.native, session, func, args, kwargs, where, run)
+        recorded = False
+        try:
+            recorded, result = record_call(self.native, session, func, args, kwargs, where, run)
+        finally:
+            if not recorded:
+                session.current.info.setdefault("unfit", set()).add(func)
         if not recorded:
-            session.current.info.setdefault("unfit", set()).add(func)
             self._cut(func.name())
         return result
 
@@ -177,8 +183,11 @@ class Engine:
         node = session.follow(func, args, kwargs)
         if node is not None:
             if node.special:
-                self._run_early(node.info["early"][:-1])
-                return func(*args, **kwargs)
+                *chosen, position = node.info["early"]
+                self._run_early(chosen)
+                value = func(*args, **kwargs)
+                self.early_values[position] = (tuple(chosen), value)
+                return value
             session.retreat()  # match and follow disagree only about special nodes
         if facts(func).kind is not Kind.LAZY or not is_recordable(self.native, args, kwargs):
             return self._not_lazy(func, args, kwargs)
@@ -197,7 +206,12 @@ class Engine:
         session, known = self.session, facts(func)
         if not session.length:
             return func(*args, **kwargs)
-        if known.kind is Kind.VALUE and not known.mutates and not known.random and is_recordable(self.native, args, kwargs):
+        if (
+            known.kind is Kind.VALUE
+            and not known.mutates
+            and not known.random
+            and is_recordable(self.native, args, kwargs)
+        ):
             tensors = [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)]
             slots = {session.lookup(t) for t in tensors} - {-1}
             chosen = early_slice(session.path, self.done, slots)
@@ -222,10 +236,11 @@ class Engine:
             path = self.session.path
             for slot in {slot for i in fresh for slot in path[i].call.reads}:
                 self.session.unflag(slot)
-            with uninterrupted():
-                run_calls(self.session, fresh, release=False)
-        self.done.update(positions)
-        self.done.add(self.session.length - 1)
+            self._run(fresh, release=False)
+        self.done.update((*positions, self.session.length - 1))
+        if fresh:
+            for slot in {slot for i, n in enumerate(path) if i not in self.done for slot in n.call.writes}:
+                self.session.flag(slot)
 
     def _promote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Turns constants that differ from an otherwise equal expected call into inputs."""
@@ -268,6 +283,21 @@ class Engine:
         return any(not slots.isdisjoint(c.writes) or any(n.slot in slots for n in c.creates) for c in calls)
 
     # ------------------------------------------------------------ boundaries
+
+    def before_reading(self, tensor: torch.Tensor, reason: str) -> None:
+        """Code outside the dispatcher is about to read a tensor: ends the program if it holds a result of pending calls.
+
+        While recording it has its value already, but the program must end in the same place as when predicting.
+        """
+        session = self.session
+        if not session.length:
+            return
+        if self.predicting:
+            pending = self.native.is_pending(tensor)
+        else:
+            pending = self._depends({session.lookup(tensor)} - {-1}, mutates=False)
+        if pending:
+            self.boundary(reason, user_line())
 
     def _cut(self, what: str) -> None:
         if self.session.length:
@@ -317,11 +347,21 @@ class Engine:
         ending.report.interpreted += 1
 
     def _run_pending(self) -> None:
-        session = self.session
-        session.begin_run()
-        pending = [i for i in range(session.length) if i not in self.done]
+        self.session.begin_run()
+        self._run([i for i in range(self.session.length) if i not in self.done], release=True)
+
+    def _run(self, positions: list[int], *, release: bool) -> None:
+        """Runs calls. If one fails, all before it have run in the end and none after it, as in eager execution."""
+        ran = set(self.done)
         with uninterrupted():
-            run_calls(session, pending, release=True)
+            try:
+                run_calls(self.session, positions, release=release, done=ran)
+            except BaseException:
+                failed = next(i for i in positions if i not in ran)
+                self.session.begin_run()
+                run_calls(self.session, [i for i in range(failed) if i not in ran], release=False)
+                self._start()
+                raise
 
     def _deoptimise(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.session.length or self.session.current.children:

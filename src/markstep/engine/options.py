@@ -49,7 +49,6 @@ class Options:
         _choice("rng", self.rng, _RNGS)
         object.__setattr__(self, "cache_dir", Path(self.cache_dir) if self.cache_dir != Path() else _default_cache())
 
-
     def prepared_cache_dir(self) -> Path:
         """The cache directory, created for its owner only; a private temporary one (with a warning) if that fails."""
         return _prepare(self.cache_dir)

@@ -15,7 +15,17 @@ import torch
 from markstep.engine import rng, threads
 from markstep.engine.sources import user_line
 
-_READERS = ("numpy", "tolist", "data_ptr", "untyped_storage", "__dlpack__", "__array__", "share_memory_", "const_data_ptr")
+_READERS = (
+    "numpy",
+    "tolist",
+    "data_ptr",
+    "untyped_storage",
+    "__dlpack__",
+    "__array__",
+    "share_memory_",
+    "const_data_ptr",
+)
+_CHOOSERS = ((torch, "tensor_split", (1,)), (torch.Tensor, "tensor_split", (1,)))
 _SHOWERS = ("__repr__", "__format__")
 _installed = False
 
@@ -28,38 +38,48 @@ def install() -> None:
     _installed = True
     for name in _READERS:
         if hasattr(torch.Tensor, name):
-            setattr(torch.Tensor, name, _reader(getattr(torch.Tensor, name), name))
+            setattr(torch.Tensor, name, _reading(getattr(torch.Tensor, name), f"Tensor.{name}()"))
     for name in _SHOWERS:
-        setattr(torch.Tensor, name, _shower(getattr(torch.Tensor, name)))
+        setattr(torch.Tensor, name, _reading(getattr(torch.Tensor, name), "print"))
+    # Fills a tensor of lengths through its pointer.
+    vf: Any = torch._VF
+    vf._pad_packed_sequence = _reading(vf._pad_packed_sequence, "pad_packed_sequence")
+    for owner, name, positions in _CHOOSERS:
+        setattr(owner, name, _choosing(getattr(owner, name), positions))
     _wrap_rng()
     _wrap_loader()
     os.register_at_fork(after_in_child=threads.forget)
 
 
-def _reader(original: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        engine = threads.active()
-        if engine is not None and engine.session.length and engine.native.is_pending(self):
-            engine.boundary(f"Tensor.{name}()", user_line())
-        return original(self, *args, **kwargs)
+def _reading(original: Callable[..., Any], reason: str) -> Callable[..., Any]:
+    """A function that looks at memory, made safe: the tensor gets its values first, and its operators run at once."""
 
-    return wrapper
-
-
-def _shower(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         engine = threads.active()
         if engine is None:
             return original(self, *args, **kwargs)
-        if engine.session.length and engine.native.is_pending(self):
-            engine.boundary("print", user_line())
+        engine.before_reading(self, reason)
         engine.paused += 1
         try:
             return original(self, *args, **kwargs)
         finally:
             engine.paused -= 1
+
+    return wrapper
+
+
+def _choosing(original: Callable[..., Any], positions: tuple[int, ...]) -> Callable[..., Any]:
+    """A function that reads its arguments at `positions` above the dispatcher to decide which operators to call."""
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        engine = threads.active()
+        if engine is not None:
+            for value in (*(args[i] for i in positions if i < len(args)), *kwargs.values()):
+                if isinstance(value, torch.Tensor):
+                    engine.before_reading(value, original.__name__)
+        return original(*args, **kwargs)
 
     return wrapper
 

@@ -19,30 +19,55 @@ _broken: str | None = None
 
 
 class Region:
-    """A context manager around one training step of a site; inside another region it does nothing."""
+    """A context manager around one training step of a site; inside another region it does nothing.
 
-    def __init__(self, place: Place, reason: str) -> None:
-        self.place, self.reason = place, reason
+    Attributes:
+        skipped: the step has been replayed already, and `result` is what it returns.
+    """
+
+    def __init__(self, place: Place, reason: str, call: tuple[Any, Any] | None = None) -> None:
+        self.place, self.reason, self.call = place, reason, call
         self.plan = "nested"
+        self.skipped, self.result = False, None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Region:
         if threads.active() is not None:
-            return
+            return self
         module = hot_path(self.place.options)
         if module is None:
             self.plan = "off"
-            return
+            return self
         patches.install()
         self.site = self.place.site(module)
         self.plan = self.site.plan()
         self.engine = threads.engine(module)
         self.start = clock()
-        if self.plan != "eager":
+        if self.plan == "predict" and self.call is not None:
+            self.skipped, self.result = self.site.replayer.run(self.engine, *self.call)
+        if self.plan != "eager" and not self.skipped:
             self.engine.enter(self.site)
             self.engine.mode.__enter__()
+        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def observe(self, result: Any) -> None:
+        """With replay=True: the step has made its last call and returns `result`."""
+        if self.plan != "predict" or self.call is None:
+            return
+        replayer, ready = self.site.replayer, self.site.replayer.ready
+        replayer.observe(self.engine, *self.call, result)
+        ending = self.engine.session.current.info.get("end")
+        if ending is not None:
+            ending.report.not_replayed = replayer.why_not
+        if replayer.ready and not ready:
+            self.site.trial.restart()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.plan in ("nested", "off"):
+            return
+        if self.skipped:
+            self.site.finished("predict", clock() - self.start, [self.site.replayer.last.ending], True)  # type: ignore[union-attr]
             return
         engine = self.engine
         if self.plan == "eager":

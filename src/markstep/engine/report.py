@@ -21,6 +21,7 @@ class ProgramReport:
         compile_s: seconds of compilation, None before; cached: it came from the artefact cache.
         runs: how often the compiled program ran.
         interpreted: how often its calls ran one by one.
+        not_replayed: with replay=True: why the Python of the step still runs.
         eager_ms, compiled_ms: medians measured when it was first used.
     """
 
@@ -34,6 +35,7 @@ class ProgramReport:
     cached: bool = False
     runs: int = 0
     interpreted: int = 0
+    not_replayed: str = ""
     eager_ms: float | None = None
     compiled_ms: float | None = None
 
@@ -61,13 +63,22 @@ class Report:
     compiled_steps: int = 0
 
     def __str__(self) -> str:
-        lines = [f"Markstep: {len(self.programs)} programs, {self.compiled_steps} compiled steps, {self.eager_steps} eager steps"]
+        lines = [
+            f"Markstep: {len(self.programs)} programs, {self.compiled_steps} compiled steps, {self.eager_steps} eager steps"
+        ]
         for p in self.programs:
-            timing = f", compiled in {p.compile_s:.1f} s{' (from cache)' if p.cached else ''}" if p.compile_s is not None else ""
-            speed = f", {p.compiled_ms:.1f} ms against {p.eager_ms:.1f} ms eager" if p.compiled_ms and p.eager_ms else ""
+            timing = (
+                f", compiled in {p.compile_s:.1f} s{' (from cache)' if p.cached else ''}"
+                if p.compile_s is not None
+                else ""
+            )
+            speed = (
+                f", {p.compiled_ms:.1f} ms against {p.eager_ms:.1f} ms eager" if p.compiled_ms and p.eager_ms else ""
+            )
             lines.append(
                 f"  {p.name}: {p.calls} calls from {p.source}: {p.tensor_inputs} tensors and {p.scalar_inputs} numbers in; "
                 f"{p.state}{timing}{speed}; ran {p.runs} times compiled, {p.interpreted} times call by call"
+                + (f"; its Python still runs: {p.not_replayed}" if p.not_replayed else "")
             )
         for title, counter in (
             ("step ends", self.boundaries),

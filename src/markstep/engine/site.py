@@ -10,6 +10,7 @@ from typing import Any
 from markstep.engine import report
 from markstep.engine.ending import Ending, Interpreted
 from markstep.engine.options import Options
+from markstep.engine.replay import Replayer
 from markstep.engine.trial import Trial
 
 log = logging.getLogger("markstep")
@@ -31,6 +32,7 @@ class Site:
         self.predictable = False
         self.compiling: list[Ending] = []
         self.trial = Trial()
+        self.replayer = Replayer()
         self.fruitless = 0
         self.skip = 0
 

@@ -19,7 +19,11 @@ _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 def _rank(code: CodeType) -> int:
     """0: torch, Markstep and the standard library; 1: other installed packages; 2: the user's own code."""
     name = code.co_filename
-    if name.startswith((_PACKAGE, _TORCH)) or name.startswith("<frozen") or (name.startswith(_STDLIB) and "-packages" not in name):
+    if (
+        name.startswith((_PACKAGE, _TORCH))
+        or name.startswith("<frozen")
+        or (name.startswith(_STDLIB) and "-packages" not in name)
+    ):
         return 0
     return 1 if "site-packages" in name or "dist-packages" in name else 2
 

@@ -317,6 +317,9 @@ struct Slot {
   c10::weak_intrusive_ptr<c10::StorageImpl> weak{c10::intrusive_ptr<c10::StorageImpl>()};  // recording: only its identity
   c10::StorageImpl* key = nullptr;
   bool deferred = false;                                  // a handle: no data yet
+  bool created = false;                                   // allocated by a call of the path
+  int64_t nbytes = 0;                                     // of a created slot
+  c10::Device device = c10::Device(c10::DeviceType::CPU);
   bool flagged = false;                                   // real data, but a pending call writes to it
 };
 
@@ -474,18 +477,25 @@ PyObject* tensor_argument(PyObject* args, PyObject* kwargs, PyObject* kwnames, i
   return nullptr;
 }
 
+// Gives a created slot a storage without data.
+c10::intrusive_ptr<c10::StorageImpl> defer(Slot& slot) {
+  slot.strong = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), c10::SymInt(slot.nbytes), c10::DataPtr(nullptr, slot.device),
+      c10::GetAllocator(slot.device.type()), true);
+  if (slot.nbytes) slot.strong->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kMessage));
+  slot.key = slot.strong.get();
+  slot.deferred = slot.created = true;
+  return slot.strong;
+}
+
 PyObject* make_output(State& st, Node* n, size_t& at, PyObject* args, PyObject* kwargs) {
   const Item& item = (*n->outs)[at++];
   switch (item.kind) {
     case NEW: {
-      auto storage = c10::make_intrusive<c10::StorageImpl>(
-          c10::StorageImpl::use_byte_size_t(), c10::SymInt(item.nbytes), c10::DataPtr(nullptr, item.meta->device),
-          c10::GetAllocator(item.meta->device.type()), true);
-      if (item.nbytes) storage->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kMessage));
       Slot slot;
-      slot.key = storage.get();
-      slot.strong = storage;
-      slot.deferred = true;
+      slot.nbytes = item.nbytes;
+      slot.device = item.meta->device;
+      auto storage = defer(slot);
       st.index.emplace(storage.get(), (int32_t)st.slots.size());
       st.slots.push_back(std::move(slot));
       return THPVariable_Wrap(tensor_on(storage, *item.meta));
@@ -514,13 +524,10 @@ PyObject* make_output(State& st, Node* n, size_t& at, PyObject* args, PyObject* 
 }
 
 // Real data behind a slot that a deferred call writes: reading it outside the dispatcher must raise, not be stale.
-void flag_writes(State& st, Node* n) {
-  for (int32_t w : *n->writes) {
-    Slot& slot = st.slots[(size_t)w];
-    if (slot.deferred || slot.flagged || !slot.strong || !slot.strong->nbytes()) continue;
-    slot.flagged = true;
-    slot.strong->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kMessage));
-  }
+void flag(Slot& slot) {
+  if (slot.deferred || slot.flagged || !slot.strong || !slot.strong->nbytes()) return;
+  slot.flagged = true;
+  slot.strong->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kMessage));
 }
 
 // match(func, args, kwargs): the predicted result, or MISS.
@@ -531,7 +538,8 @@ PyObject* session_match(PyObject* self, PyObject* const* a, Py_ssize_t) {
   if (!n) { Py_INCREF(g_miss); return g_miss; }
   size_t at = 0;
   PyObject* out = make_output(st, n, at, a[1], a[2]);
-  if (out && !n->writes->empty()) flag_writes(st, n);
+  if (out)
+    for (int32_t w : *n->writes) flag(st.slots[(size_t)w]);
   return out;
   END_HANDLE_TH_ERRORS
 }
@@ -772,6 +780,12 @@ PyObject* session_unflag(PyObject* self, PyObject* id) {
   Py_RETURN_NONE;
 }
 
+// flag(slot): a pending call writes to it.
+PyObject* session_flag(PyObject* self, PyObject* id) {
+  flag(as_session(self)->s->slots[(size_t)PyLong_AsSsize_t(id)]);
+  Py_RETURN_NONE;
+}
+
 // release(slot): the interpreter has made its last use of it.
 PyObject* session_release(PyObject* self, PyObject* id) {
   Slot& slot = as_session(self)->s->slots[(size_t)PyLong_AsSsize_t(id)];
@@ -819,6 +833,79 @@ PyObject* session_overlaps(PyObject* self, PyObject*) {
   for (size_t i = 1; i < spans.size(); i++)
     if (spans[i].first < spans[i - 1].second) Py_RETURN_TRUE;
   Py_RETURN_FALSE;
+}
+
+// freeze(): a session that remembers this path, its inputs and its numbers, but no results.
+PyObject* session_freeze(PyObject* self, PyObject*) {
+  State& st = *as_session(self)->s;
+  PyObject* copy = PyObject_CallNoArgs(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+  State& to = *as_session(copy)->s;
+  Py_INCREF(st.root);
+  to.root = st.root;
+  to.current = st.current;
+  to.path = st.path;
+  to.strong = true;
+  for (PyObject* v : st.scalars) to.scalars.push_back(node_get(v));
+  for (auto& slot : st.slots) {
+    Slot kept;
+    kept.created = slot.created; kept.nbytes = slot.nbytes; kept.device = slot.device;
+    if (!slot.created) { kept.strong = slot.strong; kept.key = slot.key; }
+    to.slots.push_back(std::move(kept));
+  }
+  return copy;
+}
+
+// thaw(frozen, {slot: tensor}): as after predicting the frozen path, with other tensors for some inputs.
+PyObject* session_thaw(PyObject* self, PyObject* const* a, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  State& st = *as_session(self)->s;
+  State& from = *as_session(a[0])->s;
+  st.reset();
+  Py_INCREF(from.root);
+  Py_XSETREF(st.root, from.root);
+  st.current = from.current;
+  st.path = from.path;
+  st.strong = true;
+  for (PyObject* v : from.scalars) st.scalars.push_back(node_get(v));
+  for (size_t i = 0; i < from.slots.size(); i++) {
+    Slot slot;
+    slot.nbytes = from.slots[i].nbytes;
+    slot.device = from.slots[i].device;
+    if (from.slots[i].created) defer(slot);
+    else { slot.strong = from.slots[i].strong; slot.key = from.slots[i].key; }
+    st.slots.push_back(std::move(slot));
+  }
+  PyObject *key, *value;
+  Py_ssize_t pos = 0;
+  while (PyDict_Next(a[1], &pos, &key, &value)) {
+    Slot& slot = st.slots[(size_t)PyLong_AsSsize_t(key)];
+    slot.key = unpack(value)->storage().unsafeGetStorageImpl();
+    slot.strong = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(slot.key);
+  }
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// abandoned(): does nobody else hold one of a frozen session's inputs any more? inputs(): their slots.
+PyObject* session_abandoned(PyObject* self, PyObject*) {
+  for (auto& slot : as_session(self)->s->slots)
+    if (!slot.created && slot.strong && slot.strong.use_count() == 1) Py_RETURN_TRUE;
+  Py_RETURN_FALSE;
+}
+
+// keys(): for every slot: None if the path creates it, else a number that identifies its storage.
+PyObject* session_keys(PyObject* self, PyObject*) {
+  auto& slots = as_session(self)->s->slots;
+  PyObject* list = PyList_New((Py_ssize_t)slots.size());
+  for (size_t i = 0; i < slots.size(); i++)
+    PyList_SET_ITEM(list, (Py_ssize_t)i, slots[i].created ? node_get(Py_None) : PyLong_FromVoidPtr(slots[i].key));
+  return list;
+}
+
+// forget_input(slot): a frozen session need not keep an input that is given anew each time.
+PyObject* session_forget_input(PyObject* self, PyObject* id) {
+  as_session(self)->s->slots[(size_t)PyLong_AsSsize_t(id)].strong.reset();
+  Py_RETURN_NONE;
 }
 
 // weaken(): from predicting to recording: only identities are kept.
@@ -883,8 +970,11 @@ PyMethodDef session_methods[] = {
     {"retreat", session_retreat, METH_NOARGS, nullptr}, {"trim", session_trim, METH_NOARGS, nullptr}, {"enter", session_enter, METH_O, nullptr},
     {"bind", session_bind, METH_O, nullptr}, {"lookup", session_lookup, METH_O, nullptr},
     {"arguments", session_arguments, METH_O, nullptr}, {"begin_run", session_begin_run, METH_NOARGS, nullptr},
-    {"release", session_release, METH_O, nullptr}, {"unflag", session_unflag, METH_O, nullptr}, {"live", session_live, METH_NOARGS, nullptr},
+    {"release", session_release, METH_O, nullptr}, {"unflag", session_unflag, METH_O, nullptr}, {"flag", session_flag, METH_O, nullptr},
+    {"live", session_live, METH_NOARGS, nullptr},
     {"alive", session_alive, METH_NOARGS, nullptr}, {"weaken", session_weaken, METH_NOARGS, nullptr},
+    {"freeze", session_freeze, METH_NOARGS, nullptr}, {"thaw", FAST(session_thaw)}, {"keys", session_keys, METH_NOARGS, nullptr},
+    {"abandoned", session_abandoned, METH_NOARGS, nullptr}, {"forget_input", session_forget_input, METH_O, nullptr},
     {"overlaps", session_overlaps, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 PyGetSetDef session_getset[] = {
@@ -922,6 +1012,17 @@ PyObject* mod_pending(PyObject*, PyObject* tensor) {
   Py_RETURN_FALSE;
 }
 
+// take(old, new): the storage of `old` gets the data of the storage of `new`, which is empty afterwards.
+PyObject* mod_take(PyObject*, PyObject* const* a, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  auto* to = unpack(a[0])->storage().unsafeGetStorageImpl();
+  auto* from = unpack(a[1])->storage().unsafeGetStorageImpl();
+  to->set_allocator(from->allocator());
+  to->set_data_ptr_noswap(std::move(from->_mutable_data_ptr_no_checks()));
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 // span(tensor): (first byte address, one past the last) of the tensor's storage.
 PyObject* mod_span(PyObject*, PyObject* tensor) {
   HANDLE_TH_ERRORS
@@ -940,7 +1041,7 @@ PyObject* mod_setup(PyObject*, PyObject* args) {
 
 PyMethodDef module_methods[] = {
     {"meta", mod_meta, METH_O, nullptr}, {"is_plain", mod_plain, METH_O, nullptr}, {"is_pending", mod_pending, METH_O, nullptr},
-    {"span", mod_span, METH_O, nullptr}, {"setup", mod_setup, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+    {"span", mod_span, METH_O, nullptr}, {"take", FAST(mod_take)}, {"setup", mod_setup, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, module_methods};
 
 }  // namespace

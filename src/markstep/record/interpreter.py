@@ -20,17 +20,22 @@ def below_autograd() -> Iterator[None]:
 
     Grad mode is restored afterwards; with autograd's kernels out of the way it only matters to kernels that ask for it.
     """
-    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad(), torch._C._ExcludeDispatchKeyGuard(_EXCLUDED):
+    with (
+        torch.utils._python_dispatch._disable_current_modes(),
+        torch.no_grad(),
+        torch._C._ExcludeDispatchKeyGuard(_EXCLUDED),
+    ):
         yield
 
 
-def run_calls(session: Any, positions: Sequence[int], *, release: bool) -> None:
+def run_calls(session: Any, positions: Sequence[int], *, release: bool, done: set[int] | None = None) -> None:
     """Runs the calls at `positions` of the session's path and fills their handles.
 
     Args:
         session: a predicting session whose path holds the calls.
         positions: increasing positions on the path.
         release: drop every storage after its last use here, as eager execution would.
+        done: receives the position of every call that has run.
 
     Raises:
         RuntimeError: a call gave another shape or dtype than when it was recorded.
@@ -55,6 +60,8 @@ def run_calls(session: Any, positions: Sequence[int], *, release: bool) -> None:
                     "If its shape depends on values, tag the operator with torch.Tag.dynamic_output_shape, or call it "
                     "inside `with markstep.pause():`."
                 )
+            if done is not None:
+                done.add(i)
             del out
             for slot in last.get(i, ()):
                 session.release(slot)

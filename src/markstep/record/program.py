@@ -128,7 +128,9 @@ class Program:
     def __str__(self) -> str:
         lines = [f"program: {len(self.calls)} calls, {len(self.inputs)} inputs, {len(self.live)} results"]
         for slot, metas in self.inputs.items():
-            lines.append(f"  s{slot}: {', '.join(_type(m) for m in metas)}{'  (updated in place)' if slot in self.mutated else ''}")
+            lines.append(
+                f"  s{slot}: {', '.join(_type(m) for m in metas)}{'  (updated in place)' if slot in self.mutated else ''}"
+            )
         lines += [f"  {'[early] ' if i in self.done else ''}{call}" for i, call in enumerate(self.calls)]
         return "\n".join([*lines, f"  return {', '.join(f's{s}' for s in sorted(self.live))}"])
 
@@ -175,5 +177,12 @@ def _show(value: Any) -> str:
 
 def _type(meta: Meta) -> str:
     shape, _, _, dtype, device, *_ = meta
-    name = str(dtype).removeprefix("torch.").replace("bfloat", "bf").replace("float", "f").replace("int", "i").replace("complex", "c")
+    name = (
+        str(dtype)
+        .removeprefix("torch.")
+        .replace("bfloat", "bf")
+        .replace("float", "f")
+        .replace("int", "i")
+        .replace("complex", "c")
+    )
     return f"{device} {name}[{', '.join(map(str, shape))}]"

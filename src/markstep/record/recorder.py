@@ -61,7 +61,9 @@ def written_slots(known: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Slots that a call with these argument templates mutates."""
     if not known.writes:
         return ()
-    written = [args[i] for i in range(len(args)) if i in known.writes] + [v for k, v in kwargs.items() if k in known.writes]
+    written = [args[i] for i in range(len(args)) if i in known.writes] + [
+        v for k, v in kwargs.items() if k in known.writes
+    ]
     return tuple(dict.fromkeys(r.slot for r in leaves(written) if type(r) is Ref))
 
 
@@ -82,7 +84,9 @@ def record_call(
     """
     templates = describe_arguments(native, session, args, kwargs)
     known = facts(op)
-    watched = [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)] if known.mutates else []
+    watched = (
+        [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)] if known.mutates else []
+    )
     before = [native.meta(t) for t in watched]
     try:
         out = (run or op)(*args, **kwargs)
@@ -114,7 +118,9 @@ def promote(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
     if call.grad != torch.is_grad_enabled():
         return None
     try:
-        new_args = tuple(_promote(t, v, i in known.promotable) for i, (t, v) in enumerate(zip(call.args, args, strict=True)))
+        new_args = tuple(
+            _promote(t, v, i in known.promotable) for i, (t, v) in enumerate(zip(call.args, args, strict=True))
+        )
         new_kwargs = {k: _promote(t, kwargs[k], k in known.promotable) for k, t in call.kwargs.items()}
     except _OtherDifference:
         return None
@@ -139,7 +145,9 @@ def _promote(template: Any, value: Any, promotable: bool) -> Any:
     raise _OtherDifference
 
 
-def first_difference(native: ModuleType, session: Any, call: Call, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def first_difference(
+    native: ModuleType, session: Any, call: Call, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> str:
     """What differs between an expected call and the one that came, for a person."""
     if call.op is not op:
         return f"operator: {call.op.name()} was expected, {op.name()} came"

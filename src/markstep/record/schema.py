@@ -41,7 +41,7 @@ class OpFacts:
 
 # Results that depend on metadata alone although they are plain Python values.
 _METADATA = {
-    "aten::is_same_size", "aten::is_pinned", "aten::_fused_sdp_choice", "aten::_has_compatible_shallow_copy_type",
+    "aten::is_same_size", "aten::_fused_sdp_choice", "aten::_has_compatible_shallow_copy_type",
     "aten::_has_same_storage_numel", "aten::is_complex", "aten::is_floating_point", "aten::is_signed", "aten::size",
     "aten::stride", "aten::dim", "aten::numel", "aten::sym_size", "aten::sym_stride", "aten::sym_numel",
     "aten::sym_storage_offset", "aten::storage_offset", "aten::is_contiguous", "aten::is_strides_like_format",
@@ -54,9 +54,19 @@ _STORAGE = {
     "aten::resize", "aten::set", "aten::record_stream", "aten::_pin_memory", "aten::pin_memory", "aten::rename_",
     "inductor::resize_storage_bytes_", "fsdp::set_", "aten::_foobar",
 }  # fmt: skip
+# Results whose shape depends on values although they have no tag that says so.
+_UNTAGGED = {"aten::_pack_padded_sequence", "torchvision::nms"}
 _PASS_NAMESPACES = {"profiler", "debugprims", "prim", "prims_meta"}
 _VALUE_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-_NUMBERS = {"number", "float", "Optional[number]", "Optional[float]", "List[number]", "List[float]", "Optional[List[float]]"}
+_NUMBERS = {
+    "number",
+    "float",
+    "Optional[number]",
+    "Optional[float]",
+    "List[number]",
+    "List[float]",
+    "Optional[List[float]]",
+}
 _HOLDABLE = (int, float, bool, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
 
@@ -77,7 +87,7 @@ def facts(op: Any) -> OpFacts:
         kind = Kind.OPAQUE
     elif torch.Tag.inplace_view in tags:
         kind = Kind.PASS
-    elif tags & _VALUE_TAGS or not all("Tensor" in str(r.type) for r in schema.returns):
+    elif tags & _VALUE_TAGS or name in _UNTAGGED or not all("Tensor" in str(r.type) for r in schema.returns):
         kind = Kind.VALUE
     else:
         kind = Kind.LAZY
