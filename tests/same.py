@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ def difference(want: Any, got: Any, tolerance: float | None = None) -> str | Non
     a_leaves, a_tree = tree_flatten(want)
     b_leaves, b_tree = tree_flatten(got)
     if a_tree != b_tree:
-        return f"structure: {a_tree} became {b_tree}"
+        shown = [[f"{t.dtype}{list(t.shape)}" if isinstance(t, torch.Tensor) else t for t in leaves] for leaves in (a_leaves, b_leaves)]
+        return f"structure: {shown[0]} became {shown[1]}"
     for i, (a, b) in enumerate(zip(a_leaves, b_leaves, strict=True)):
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
             text = _tensor_difference(a, b, tolerance)
@@ -64,11 +66,18 @@ _METADATA = {
     "offset": lambda t: t.storage_offset() if t.layout is torch.strided else None,
     "dtype": lambda t: t.dtype,
     "requires_grad": lambda t: t.requires_grad,
-    "is_leaf": lambda t: t.is_leaf,
+    "is_leaf": lambda t: _or_error(lambda: t.is_leaf),
     "conjugate": lambda t: t.is_conj(),
     "negative": lambda t: t.is_neg(),
     "storage bytes": lambda t: t.untyped_storage().nbytes() if t.layout is torch.strided else None,
 }
+
+
+def _or_error(read: Callable[[], Any]) -> Any:
+    try:
+        return read()
+    except RuntimeError as error:  # a view that autograd no longer lets anybody use
+        return str(error)
 
 
 def bits(t: torch.Tensor) -> torch.Tensor:

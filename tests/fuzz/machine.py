@@ -82,7 +82,15 @@ class Machine:
         x = torch.randn(3, 4, generator=generator)
         second = (x, x[1:], x.t(), torch.randn(3, 4, generator=generator), self.state[2], x.view(12)[2:6])[sharing % 6]
         whole = torch.randint(0, 4, (3, 4), generator=generator)
-        return [x, second, whole, x > 0, x.double(), torch.zeros(0, 4), torch.randn(2, 3, 4, generator=generator).half()]
+        return [
+            x,
+            second,
+            whole,
+            x > 0,
+            x.double(),
+            torch.zeros(0, 4),
+            torch.randn(2, 3, 4, generator=generator).half(),
+        ]
 
     def step(self, batch: list[torch.Tensor]) -> Any:
         """One training step."""
@@ -144,6 +152,10 @@ def real(x: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
+def complexes(x: torch.Tensor) -> torch.Tensor:
+    return x if x.is_complex() else torch.complex(x.float(), x.float() + 1)
+
+
 VIEWS: list[Callable[[torch.Tensor, int], Any]] = [
     lambda x, c: x[c % 3 :],
     lambda x, c: x[..., c % 2 :: 2],
@@ -158,11 +170,11 @@ VIEWS: list[Callable[[torch.Tensor, int], Any]] = [
     lambda x, c: x.view(-1),
     lambda x, c: x.reshape(2, -1),
     lambda x, c: x.unsqueeze(c % 2).squeeze(),
-    lambda x, c: x.real,
-    lambda x, c: x.imag,
-    lambda x, c: x.conj(),
-    lambda x, c: x.conj().imag,
-    lambda x, c: torch.view_as_real(x),
+    lambda x, c: complexes(x).real,
+    lambda x, c: complexes(x).imag,
+    lambda x, c: complexes(x).conj(),
+    lambda x, c: complexes(x).conj().imag,
+    lambda x, c: torch.view_as_real(complexes(x)),
     lambda x, c: torch.view_as_complex(x.view(-1, 2)),
     lambda x, c: x.detach(),
     lambda x, c: x.data,
@@ -194,7 +206,9 @@ UNARY: list[Callable[[torch.Tensor, int], Any]] = [
     lambda x, c: x.std(),
     lambda x, c: torch.nn.functional.gelu(x),
     lambda x, c: torch.nn.functional.layer_norm(x, x.shape[-1:]),
-    lambda x, c: x.to((torch.float64, torch.int64, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.complex64)[c % 7]),
+    lambda x, c: x.to(
+        (torch.float64, torch.int64, torch.float16, torch.bfloat16, torch.bool, torch.uint8, torch.complex64)[c % 7]
+    ),
     lambda x, c: x.float(),
     lambda x, c: x.sign(),
     lambda x, c: x.flip(0),
@@ -229,14 +243,14 @@ BINARY: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
     torch.eq,
     torch.lt,
     torch.logical_and,
-    torch.bitwise_xor,
+    lambda x, y: torch.bitwise_xor(x.long(), y.long()),
     torch.remainder,
     torch.floor_divide,
     torch.atan2,
     lambda x, y: torch.where(x > 0, x, y),
     lambda x, y: torch.lerp(x, y, 0.3),
     lambda x, y: torch.addcmul(x, x, y, value=0.5),
-    lambda x, y: real(x).flatten(1) @ real(y).flatten(1).t(),
+    lambda x, y: x.view(-1, x.shape[-1]) @ y.to(x.dtype).expand_as(x).reshape(-1, x.shape[-1]).t(),
     lambda x, y: torch.outer(real(x).flatten(), real(y).flatten()),
     lambda x, y: torch.nn.functional.mse_loss(x, y),
     lambda x, y: torch.add(x, y, out=torch.empty(3, 4)),
@@ -270,13 +284,13 @@ INPLACE: list[Callable[[torch.Tensor, torch.Tensor, Any], Any]] = [
     lambda x, y, v: x.conj_physical_(),
     lambda x, y, v: x.lerp_(y, 0.25),
     lambda x, y, v: x.addcdiv_(x, y, value=0.1),
-    lambda x, y, v: x.bitwise_or_(y),
+    lambda x, y, v: x.bitwise_or_(y) if not x.is_floating_point() else x.mul_(x),
     lambda x, y, v: x.logical_xor_(y),
     lambda x, y, v: x.eq_(y),
     lambda x, y, v: x.exp_(),
     lambda x, y, v: x.cumsum_(-1),
     lambda x, y, v: x.fill_diagonal_(v),
-    lambda x, y, v: x.resize_(2, 2),
+    lambda x, y, v: x.resize_(2, 2).fill_(v),
     lambda x, y, v: x.set_(y),
     lambda x, y, v: setattr(x, "data", y),
     lambda x, y, v: Scale.apply(x),
@@ -331,6 +345,8 @@ READS: list[Callable[[torch.Tensor], Any]] = [
 
 def _backward(m: Machine, a: int, b: int, c: int) -> None:
     outs = m.differentiable()
+    if not outs:
+        return
     chosen = [real(outs[i % len(outs)]) for i in (a, b)][: 1 + c % 2]
     loss = sum((o * o).sum() if c % 3 else o.sum() for o in chosen)
     if c % 5 == 4:
@@ -341,7 +357,8 @@ def _backward(m: Machine, a: int, b: int, c: int) -> None:
 
 
 def _hook(m: Machine, a: int, b: int, c: int) -> None:
-    x = m.differentiable()[a % len(m.differentiable())]
+    outs = m.differentiable() or m.state[:2]
+    x = outs[a % len(outs)]
     if c % 3 == 0:
         x.register_hook(lambda g: g * 2)
     elif c % 3 == 1:
@@ -364,6 +381,8 @@ def _update(m: Machine, a: int, b: int, c: int) -> None:
 
 
 def _pause(m: Machine, a: int, b: int, c: int) -> None:
+    if m.poisoned:  # a paused call does not wait for the failing one
+        return
     with markstep.pause():
         x = m.pick(a)
         if b % 3 == 0:

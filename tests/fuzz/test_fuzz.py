@@ -13,11 +13,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.fuzz.machine import STEPS, WEIGHTED, Instruction, Machine
+from tests.same import difference
 
 import markstep
 from markstep.engine import report
-from tests.fuzz.machine import STEPS, WEIGHTED, Deliberate, Instruction, Machine
-from tests.same import difference
 
 EXAMPLES = os.environ.get("FUZZ_EXAMPLES")
 BACKEND = os.environ.get("FUZZ_BACKEND", "interpreter")
@@ -38,15 +38,16 @@ class Run:
     def step(self, k: int, step: Any) -> Any:
         """Runs step `k`; returns what can be observed after it."""
         m = self.machine
-        m.step_number, m.log, before = k, [], list(m.state)
+        m.step_number, m.log = k, []
         batch = m.batch(k, self.sharing + (k if self.alternate else 0))
+        before = [t.detach() for t in (*m.state, *batch)]
         torch.manual_seed(k)
         try:
             result = step(batch)
         except Exception as error:  # noqa: BLE001 - the same one is expected of Markstep
-            # What Python code did after the line that failed is not undone: only memory is as eager leaves it.
-            values = before if m.poisoned else [*m.state, *(p.grad for p in m.state if p.is_leaf)]
-            return type(error), [] if m.poisoned else m.log, [t.detach() for t in values if t is not None], batch
+            if m.poisoned:  # what Python did after the line that failed is not undone: only memory is as eager leaves it
+                return type(error), before
+            return type(error), m.log, m.state, [p.grad for p in m.state if p.is_leaf], batch
         self.kept.append(result)
         return m.log, self.kept[-2:], m.state, [p.grad for p in m.state if p.is_leaf], batch, torch.get_rng_state()
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from tests.same import difference
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils._pytree import tree_leaves, tree_map
 
 import markstep
 from markstep.engine import report
-from tests.same import difference
 
 STEPS = 4
 SAMPLES = 4
@@ -71,7 +71,9 @@ def sweep(op: OpInfo, dtype: torch.dtype) -> Outcome:
                 if form is not None:
                     text = _compare(outcome, form, sample, form is op.inplace_variant)
                     if text:
-                        outcome.failures.append(f"{'in-place, ' if form is op.inplace_variant else ''}sample {i}: {text}")
+                        outcome.failures.append(
+                            f"{'in-place, ' if form is op.inplace_variant else ''}sample {i}: {text}"
+                        )
     return outcome
 
 

@@ -1,0 +1,87 @@
+"""Bugs that were found once, each as the smallest step that showed it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.same import difference
+
+import markstep
+
+EXACT = {"backend": "interpreter", "rng": "torch"}
+
+
+def compiled(fn: Callable[..., Any]) -> Callable[..., Any]:
+    return markstep.compile(fn, **EXACT)
+
+
+def same(make: Callable[[], Callable[[int], Any]], steps: int = 5) -> markstep.Report:
+    """`make` builds a step function with its own state; it must return the same under Markstep as eagerly."""
+    figures = markstep.explain()
+    eager, fast = make(), markstep.compile(make(), **EXACT)
+    for k in range(steps):
+        torch.manual_seed(k)
+        want = eager(k)
+        torch.manual_seed(k)
+        text = difference(want, fast(k))
+        assert text is None, f"step {k}: {text}\n{figures}"
+    assert figures.compiled_steps, figures
+    return figures
+
+
+def test_calls_before_a_failing_one_run_once() -> None:
+    x = torch.zeros(3)
+
+    @compiled
+    def step(k: int) -> None:
+        x.add_(1)
+        x.index_select(0, torch.tensor([9 if k == 2 else 0]))
+        x.add_(10)
+        if k == 2:
+            x.mul(5)  # another call than in the first steps: everything so far runs here
+
+    for k in range(2):
+        step(k)
+    before = x.clone()
+    with pytest.raises(IndexError):
+        step(2)
+    assert x.equal(before + 1)
+    step(3)
+    assert x.equal(before + 12)
+
+
+def test_a_value_that_fails_leaves_the_calls_before_it_done() -> None:
+    x, y = torch.zeros(3), torch.zeros(3)
+
+    @compiled
+    def step(k: int) -> None:
+        y.add_(1)
+        chosen = x.index_select(0, torch.tensor([9 if k == 2 else 0]))
+        y.add_(10)
+        chosen.sum().item()
+
+    for k in range(2):
+        step(k)
+    before = y.clone()
+    with pytest.raises(IndexError):
+        step(2)
+    assert y.equal(before + 1)
+    step(3)
+    assert y.equal(before + 12)
+
+
+def test_numpy_after_a_value_was_read_early() -> None:
+    def make() -> Callable[[int], Any]:
+        x = torch.ones(3)
+
+        def step(k: int) -> Any:
+            total = (x + 1).sum()
+            x.mul_(2)
+            return total.item(), x.numpy().tolist()
+
+        return step
+
+    same(make)
