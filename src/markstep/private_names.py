@@ -20,6 +20,7 @@ NAMES = (
     "torch._C._ExcludeDispatchKeyGuard",
     "torch._C.DispatchKey.ADInplaceOrView",
     "torch._C.DispatchKeySet",
+    "torch._C._set_grad_enabled",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
     "torch._VF",
     # codegen

@@ -8,7 +8,12 @@
 // Identity of a value: (storage, offset, size, stride, dtype). Slots number the storages of a path in order of first use.
 
 #include <Python.h>
+#include <ATen/ThreadLocalPythonObjects.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/PyInterpreter.h>
+#include <torch/library.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Device.h>
@@ -27,6 +32,23 @@ const char* kMessage =
     "this tensor belongs to a training step that Markstep has not run yet, so it holds no data that code outside "
     "PyTorch's dispatcher could read. Call markstep.sync() before reading it, or wrap the code in "
     "`with markstep.pause():`.";
+
+// Before torch 2.12 the flag that makes reading raise can be set but not cleared; naming a private member in an explicit
+// instantiation is the way the language leaves to reach it.
+bool c10::StorageImpl::*raising_flag();
+template <bool c10::StorageImpl::*Flag>
+struct Reach {
+  friend bool c10::StorageImpl::*raising_flag() { return Flag; }
+};
+template struct Reach<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+template <class Storage>
+void allow_reading(Storage* storage) {
+  if constexpr (requires { storage->clear_data_ptr_access_error_msg_(); })
+    storage->clear_data_ptr_access_error_msg_();
+  else
+    storage->*raising_flag() = false;
+}
 
 PyObject* g_miss = nullptr;  // returned by match when no expected call fits
 
@@ -337,7 +359,7 @@ struct State {
   void truncate_slots(size_t n) {
     while (slots.size() > n) {
       auto& s = slots.back();
-      if (s.flagged && s.strong) s.strong->clear_data_ptr_access_error_msg_();
+      if (s.flagged && s.strong) allow_reading(s.strong.get());
       auto it = index.find(s.key);
       if (it != index.end() && it->second == (int32_t)slots.size() - 1) index.erase(it);
       slots.pop_back();
@@ -699,7 +721,7 @@ bool fill(State& st, int32_t id, const at::Tensor& given, const Meta& meta) {
     from = t.storage().unsafeGetStorageImpl();
   }
   auto* to = slot.strong.get();
-  to->clear_data_ptr_access_error_msg_();
+  allow_reading(to);
   to->set_allocator(from->allocator());
   to->set_data_ptr_noswap(std::move(from->_mutable_data_ptr_no_checks()));
   slot.deferred = false;
@@ -767,7 +789,7 @@ PyObject* session_begin_run(PyObject* self, PyObject*) {
   for (auto& slot : as_session(self)->s->slots)
     if (slot.flagged) {
       slot.flagged = false;
-      if (slot.strong) slot.strong->clear_data_ptr_access_error_msg_();
+      if (slot.strong) allow_reading(slot.strong.get());
     }
   Py_RETURN_NONE;
 }
@@ -775,7 +797,7 @@ PyObject* session_begin_run(PyObject* self, PyObject*) {
 // unflag(slot): its pending writes are about to happen.
 PyObject* session_unflag(PyObject* self, PyObject* id) {
   Slot& slot = as_session(self)->s->slots[(size_t)PyLong_AsSsize_t(id)];
-  if (slot.flagged && slot.strong) slot.strong->clear_data_ptr_access_error_msg_();
+  if (slot.flagged && slot.strong) allow_reading(slot.strong.get());
   slot.flagged = false;
   Py_RETURN_NONE;
 }
@@ -985,6 +1007,44 @@ PyGetSetDef session_getset[] = {
 PyTypeObject NodeType = {PyVarObject_HEAD_INIT(nullptr, 0) "markstep.record._native.Node", sizeof(Node)};
 PyTypeObject SessionType = {PyVarObject_HEAD_INIT(nullptr, 0) "markstep.record._native.Session", sizeof(Session)};
 
+// ---------------------------------------------------------------- interception
+
+// While a TorchDispatchMode is active, autograd's formulas and composite operators take other paths than in eager
+// execution (at::isTensorSubclassLike), with other rounding, signs of zero, strides and version counters. So the mode is
+// active only for the moment in which a call arrives here: at a dispatch key below autograd that torch itself leaves unused
+// while no C++ fake tensors are about. Kept with the thread's Python objects, which the autograd threads of a GPU inherit.
+constexpr auto kKey = c10::DispatchKey::Fake;
+const std::string kMode = "markstep";
+using c10::impl::TorchDispatchModeTLS;
+using Mode = c10::impl::PyObject_TorchDispatchMode;
+
+void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (TorchDispatchModeTLS::any_modes_set()) {  // torch < 2.13 comes here before the user's modes: theirs go first
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+    return;
+  }
+  c10::impl::ExcludeDispatchKeyGuard once(kKey);
+  const auto& kept = at::impl::ThreadLocalPythonObjects::get(kMode);
+  TorchDispatchModeTLS::push_non_infra_mode_onto_stack(std::shared_ptr<Mode>(kept, (Mode*)kept.get()));
+  struct Pop { ~Pop() { TorchDispatchModeTLS::pop_stack(); } } pop;
+  (*getPyInterpreter())->dispatch(op, stack);
+}
+
+TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>()); }
+
+// intercept(mode | None): sends every operator call of this thread to the mode's __torch_dispatch__, or no longer.
+PyObject* mod_intercept(PyObject*, PyObject* mode) {
+  HANDLE_TH_ERRORS
+  bool on = mode != Py_None;
+  if (on) {
+    auto kept = std::make_shared<Mode>(node_get(mode), getPyInterpreter());
+    at::impl::ThreadLocalPythonObjects::set(kMode, std::shared_ptr<c10::SafePyObject>(kept, (c10::SafePyObject*)kept.get()));
+  }
+  c10::impl::tls_set_dispatch_key_included(kKey, on);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 // ---------------------------------------------------------------- module functions
 
 PyObject* mod_meta(PyObject*, PyObject* tensor) {
@@ -1041,7 +1101,8 @@ PyObject* mod_setup(PyObject*, PyObject* args) {
 
 PyMethodDef module_methods[] = {
     {"meta", mod_meta, METH_O, nullptr}, {"is_plain", mod_plain, METH_O, nullptr}, {"is_pending", mod_pending, METH_O, nullptr},
-    {"span", mod_span, METH_O, nullptr}, {"take", FAST(mod_take)}, {"setup", mod_setup, METH_VARARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
+    {"span", mod_span, METH_O, nullptr}, {"take", FAST(mod_take)}, {"setup", mod_setup, METH_VARARGS, nullptr},
+    {"intercept", mod_intercept, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, module_methods};
 
 }  // namespace
