@@ -46,6 +46,7 @@ def install() -> None:
     vf._pad_packed_sequence = _reading(vf._pad_packed_sequence, "pad_packed_sequence")
     for owner, name, positions in _CHOOSERS:
         setattr(owner, name, _choosing(getattr(owner, name), positions))
+    torch.Tensor._make_subclass = staticmethod(_unseen(torch.Tensor._make_subclass))  # type: ignore[assignment]
     _wrap_rng()
     _wrap_loader()
     os.register_at_fork(after_in_child=threads.forget)
@@ -65,6 +66,23 @@ def _reading(original: Callable[..., Any], reason: str) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         finally:
             engine.paused -= 1
+
+    return wrapper
+
+
+def _unseen(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A function whose operators no dispatch mode may see: the object they make must not have been in Python yet."""
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        engine = threads.active()
+        if engine is None:
+            return original(*args, **kwargs)
+        engine.mode.__exit__(None, None, None)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            engine.mode.__enter__()
 
     return wrapper
 
