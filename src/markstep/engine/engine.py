@@ -42,19 +42,28 @@ _MAX_STARTS = 65
 
 
 class Mode(TorchDispatchMode):
-    """Sends every operator call of the thread to its engine."""
+    """Sends every operator call of the thread to its engine.
 
-    supports_higher_order_operators = True
+    It is not pushed like other modes: see "interception" in `record/_native.cpp`.
+    """
 
     def __init__(self, engine: Engine, native: ModuleType) -> None:
         super().__init__()
         self.engine = engine
+        self.intercept = native.intercept
         self.miss = native.MISS
         self.match = engine.session.match
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # torch would wrap the handler below in 3 us of its own; nothing here is ever traced
+
+    def __enter__(self) -> Mode:
+        self.intercept(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.intercept(None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         engine = self.engine
@@ -184,6 +193,10 @@ class Engine:
         if node is not None:
             if node.special:
                 *chosen, position = node.info["early"]
+                if self._is_stale(chosen, node.call.reads):
+                    session.retreat()
+                    self._cut(func.name())
+                    return func(*args, **kwargs)
                 self._run_early(chosen)
                 value = func(*args, **kwargs)
                 self.early_values[position] = (tuple(chosen), value)
@@ -215,7 +228,7 @@ class Engine:
             tensors = [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)]
             slots = {session.lookup(t) for t in tensors} - {-1}
             chosen = early_slice(session.path, self.done, slots)
-            if chosen is not None:
+            if chosen is not None and not (self.predicting and self._is_stale(chosen, slots)):
                 where = user_line()
                 templates = describe_arguments(self.native, session, args, kwargs)
                 call = Call(func, *templates, None, written_slots(known, *templates), where, torch.is_grad_enabled())
@@ -228,6 +241,11 @@ class Engine:
                 return func(*args, **kwargs)
         self._cut(func.name())
         return func(*args, **kwargs)
+
+    def _is_stale(self, positions: Any, slots: Any) -> bool:
+        """Would running these calls early read memory that pending calls write through another storage (numpy's, say)?"""
+        path = self.session.path
+        return self.session.stale([*slots, *(slot for i in positions for slot in path[i].call.reads)])
 
     def _run_early(self, positions: Any) -> None:
         """Runs a slice of the pending calls now; the last position of the path is the call that asked for it."""

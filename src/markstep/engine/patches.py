@@ -25,7 +25,7 @@ _READERS = (
     "share_memory_",
     "const_data_ptr",
 )
-_CHOOSERS = ((torch, "tensor_split", (1,)), (torch.Tensor, "tensor_split", (1,)))
+_CHOOSERS = ((torch, "tensor_split", (1,)), (torch.Tensor, "tensor_split", (1,)), (torch, "ctc_loss", (2, 3)))
 _SHOWERS = ("__repr__", "__format__")
 _installed = False
 

@@ -334,15 +334,19 @@ PyGetSetDef node_getset[] = {
 
 // ---------------------------------------------------------------- sessions
 
+// The storage of a handle is held weakly until it has data: autograd adds gradients up in place only if nobody else holds
+// their storage, and a predicted step must take the same way as a recorded one.
 struct Slot {
-  c10::intrusive_ptr<c10::StorageImpl> strong;            // predicting: keeps the storage until the boundary
-  c10::weak_intrusive_ptr<c10::StorageImpl> weak{c10::intrusive_ptr<c10::StorageImpl>()};  // recording: only its identity
+  c10::weak_intrusive_ptr<c10::StorageImpl> weak{c10::intrusive_ptr<c10::StorageImpl>()};  // keeps the address from being reused
+  c10::intrusive_ptr<c10::StorageImpl> strong;            // predicting: data that pending calls read
   c10::StorageImpl* key = nullptr;
   bool deferred = false;                                  // a handle: no data yet
   bool created = false;                                   // allocated by a call of the path
   int64_t nbytes = 0;                                     // of a created slot
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   bool flagged = false;                                   // real data, but a pending call writes to it
+
+  c10::intrusive_ptr<c10::StorageImpl> storage() const { return strong ? strong : weak.lock(); }
 };
 
 struct Step { Node* node; uint32_t scalar_base; };
@@ -398,7 +402,8 @@ int32_t bind(State& st, const at::Tensor& t) {
   Slot slot;
   slot.key = key;
   auto ptr = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(key);
-  if (st.strong) slot.strong = ptr; else slot.weak = c10::weak_intrusive_ptr<c10::StorageImpl>(ptr);
+  slot.weak = c10::weak_intrusive_ptr<c10::StorageImpl>(ptr);
+  if (st.strong) slot.strong = ptr;
   auto id = (int32_t)st.slots.size();
   st.slots.push_back(std::move(slot));
   st.index.emplace(key, id);
@@ -500,14 +505,12 @@ PyObject* tensor_argument(PyObject* args, PyObject* kwargs, PyObject* kwnames, i
 }
 
 // Gives a created slot a storage without data.
-c10::intrusive_ptr<c10::StorageImpl> defer(Slot& slot) {
+void defer(Slot& slot) {
   slot.strong = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), c10::SymInt(slot.nbytes), c10::DataPtr(nullptr, slot.device),
       c10::GetAllocator(slot.device.type()), true);
   if (slot.nbytes) slot.strong->release_data_and_set_meta_custom_data_ptr_error_msg_(std::string(kMessage));
-  slot.key = slot.strong.get();
   slot.deferred = slot.created = true;
-  return slot.strong;
 }
 
 PyObject* make_output(State& st, Node* n, size_t& at, PyObject* args, PyObject* kwargs) {
@@ -517,13 +520,16 @@ PyObject* make_output(State& st, Node* n, size_t& at, PyObject* args, PyObject* 
       Slot slot;
       slot.nbytes = item.nbytes;
       slot.device = item.meta->device;
-      auto storage = defer(slot);
-      st.index.emplace(storage.get(), (int32_t)st.slots.size());
+      defer(slot);
+      auto storage = std::move(slot.strong);
+      slot.key = storage.get();
+      slot.weak = c10::weak_intrusive_ptr<c10::StorageImpl>(storage);
+      st.index.emplace(slot.key, (int32_t)st.slots.size());
       st.slots.push_back(std::move(slot));
       return THPVariable_Wrap(tensor_on(storage, *item.meta));
     }
     case VIEW:
-      return THPVariable_Wrap(tensor_on(st.slots[(size_t)item.a].strong, *item.meta));
+      return THPVariable_Wrap(tensor_on(st.slots[(size_t)item.a].storage(), *item.meta));
     case SAME: {
       PyObject* o = tensor_argument(args, kwargs, n->kwnames, item.a);
       Py_XINCREF(o);
@@ -656,11 +662,9 @@ PyObject* build_value(State& st, const std::vector<Item>& items, size_t& at, uin
   const Item& item = items[at++];
   switch (item.kind) {
     case TENSOR:
-      if (!st.slots[(size_t)item.a].strong) {
-        PyErr_Format(PyExc_AssertionError, "slot %d was released before its last use", item.a);
-        return nullptr;
-      }
-      return THPVariable_Wrap(tensor_on(st.slots[(size_t)item.a].strong, *item.meta));
+      if (auto storage = st.slots[(size_t)item.a].storage()) return THPVariable_Wrap(tensor_on(storage, *item.meta));
+      PyErr_Format(PyExc_AssertionError, "slot %d was released before its last use", item.a);
+      return nullptr;
     case SCALAR:
       return node_get(st.scalars[scalar++]);
     case LIST:
@@ -706,7 +710,8 @@ PyObject* session_arguments(PyObject* self, PyObject* index) {
 bool fill(State& st, int32_t id, const at::Tensor& given, const Meta& meta) {
   Slot& slot = st.slots[(size_t)id];
   if (!slot.deferred) return true;
-  if (!slot.strong) return true;  // nobody looks at it any more
+  if (!slot.strong) slot.strong = slot.weak.lock();
+  if (!slot.strong) defer(slot);  // nobody outside looks at it any more, but pending calls may
   at::Tensor t = given;
   bool owned = t.storage().use_count() == 1 && meta.fits(t.unsafeGetTensorImpl());
   auto* from = t.storage().unsafeGetStorageImpl();
@@ -779,8 +784,9 @@ PyObject* session_tensor(PyObject* self, PyObject* const* a, Py_ssize_t) {
   Meta m;
   if (!parse_meta(a[1], m)) return nullptr;
   auto& slot = st.slots[(size_t)PyLong_AsSsize_t(a[0])];
-  if (!slot.strong) { PyErr_SetString(PyExc_AssertionError, "slot was released"); return nullptr; }
-  return THPVariable_Wrap(tensor_on(slot.strong, m));
+  auto storage = slot.storage();
+  if (!storage) { PyErr_SetString(PyExc_AssertionError, "slot was released"); return nullptr; }
+  return THPVariable_Wrap(tensor_on(storage, m));
   END_HANDLE_TH_ERRORS
 }
 
@@ -811,7 +817,6 @@ PyObject* session_flag(PyObject* self, PyObject* id) {
 // release(slot): the interpreter has made its last use of it.
 PyObject* session_release(PyObject* self, PyObject* id) {
   Slot& slot = as_session(self)->s->slots[(size_t)PyLong_AsSsize_t(id)];
-  if (slot.strong && !slot.weak.use_count()) slot.weak = c10::weak_intrusive_ptr<c10::StorageImpl>(slot.strong);
   slot.strong.reset();
   Py_RETURN_NONE;
 }
@@ -821,8 +826,8 @@ PyObject* session_live(PyObject* self, PyObject*) {
   PyObject* list = PyList_New(0);
   auto& slots = as_session(self)->s->slots;
   for (size_t i = 0; i < slots.size(); i++) {
-    bool live = slots[i].strong ? slots[i].deferred && slots[i].strong.use_count() > 1 : false;
-    if (!live) continue;
+    auto& slot = slots[i];
+    if (!slot.deferred || (slot.strong ? slot.strong.use_count() < 2 : slot.weak.use_count() == 0)) continue;
     PyObject* v = PyLong_FromSize_t(i);
     PyList_Append(list, v);
     Py_DECREF(v);
@@ -930,13 +935,30 @@ PyObject* session_forget_input(PyObject* self, PyObject* id) {
   Py_RETURN_NONE;
 }
 
+// stale(slots): does memory behind one of these slots belong to another one too, which a pending call writes to?
+PyObject* session_stale(PyObject* self, PyObject* ids) {
+  auto& slots = as_session(self)->s->slots;
+  auto span = [](const Slot& slot) {
+    auto begin = slot.strong ? reinterpret_cast<uintptr_t>(slot.strong->_mutable_data_ptr_no_checks().get()) : 0;
+    return std::make_pair(begin, begin ? begin + slot.strong->nbytes() : 0);
+  };
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(ids); i++) {
+    Slot& read = slots[(size_t)PyLong_AsSsize_t(PyList_GET_ITEM(ids, i))];
+    auto [begin, end] = span(read);
+    for (auto& slot : slots) {
+      if (!slot.flagged || &slot == &read) continue;
+      auto [from, to] = span(slot);
+      if (from < end && begin < to) Py_RETURN_TRUE;
+    }
+  }
+  Py_RETURN_FALSE;
+}
+
 // weaken(): from predicting to recording: only identities are kept.
 PyObject* session_weaken(PyObject* self, PyObject*) {
   State& st = *as_session(self)->s;
   st.strong = false;
   for (auto& slot : st.slots) {
-    if (!slot.strong) continue;
-    slot.weak = c10::weak_intrusive_ptr<c10::StorageImpl>(slot.strong);
     slot.strong.reset();
     slot.deferred = false;
   }
@@ -997,7 +1019,7 @@ PyMethodDef session_methods[] = {
     {"alive", session_alive, METH_NOARGS, nullptr}, {"weaken", session_weaken, METH_NOARGS, nullptr},
     {"freeze", session_freeze, METH_NOARGS, nullptr}, {"thaw", FAST(session_thaw)}, {"keys", session_keys, METH_NOARGS, nullptr},
     {"abandoned", session_abandoned, METH_NOARGS, nullptr}, {"forget_input", session_forget_input, METH_O, nullptr},
-    {"overlaps", session_overlaps, METH_NOARGS, nullptr},
+    {"overlaps", session_overlaps, METH_NOARGS, nullptr}, {"stale", session_stale, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 PyGetSetDef session_getset[] = {
     {"current", session_current, nullptr, nullptr, nullptr}, {"length", session_length, nullptr, nullptr, nullptr},
@@ -1083,12 +1105,11 @@ PyObject* mod_take(PyObject*, PyObject* const* a, Py_ssize_t) {
   END_HANDLE_TH_ERRORS
 }
 
-// span(tensor): (first byte address, one past the last) of the tensor's storage.
-PyObject* mod_span(PyObject*, PyObject* tensor) {
+// nbytes(tensor): size of its storage in bytes. (Tensor.untyped_storage() would leave a Python object that counts as an
+// owner, and autograd adds gradients up in place only when there is no other.)
+PyObject* mod_nbytes(PyObject*, PyObject* tensor) {
   HANDLE_TH_ERRORS
-  auto* s = unpack(tensor)->storage().unsafeGetStorageImpl();
-  auto begin = reinterpret_cast<unsigned long long>(s->data());
-  return Py_BuildValue("(KK)", begin, begin + (unsigned long long)s->nbytes());
+  return PyLong_FromSize_t(unpack(tensor)->storage().nbytes());
   END_HANDLE_TH_ERRORS
 }
 
@@ -1101,7 +1122,7 @@ PyObject* mod_setup(PyObject*, PyObject* args) {
 
 PyMethodDef module_methods[] = {
     {"meta", mod_meta, METH_O, nullptr}, {"is_plain", mod_plain, METH_O, nullptr}, {"is_pending", mod_pending, METH_O, nullptr},
-    {"span", mod_span, METH_O, nullptr}, {"take", FAST(mod_take)}, {"setup", mod_setup, METH_VARARGS, nullptr},
+    {"nbytes", mod_nbytes, METH_O, nullptr}, {"take", FAST(mod_take)}, {"setup", mod_setup, METH_VARARGS, nullptr},
     {"intercept", mod_intercept, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, module_methods};
 

@@ -12,6 +12,7 @@ _EXCLUDED = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
 for _key in torch._C.DispatchKey.__members__.values():
     if _key.name.startswith(("Autograd", "Autocast")) or _key.name == "ADInplaceOrView":
         _EXCLUDED = _EXCLUDED | torch._C.DispatchKeySet(_key)
+_EXCLUDED = _EXCLUDED | torch._C.DispatchKeySet(torch._C._parse_dispatch_key("Fake"))  # where Markstep intercepts calls
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def describe_results(native: ModuleType, session: Any, out: Any, args: tuple[Any
         slot, meta = session.lookup(value), intern(native.meta(value))
         if slot >= 0:
             return Ref(slot, meta)
-        return New(session.bind(value), meta, value.untyped_storage().nbytes())
+        return New(session.bind(value), meta, native.nbytes(value))
 
     return map_leaves(describe, out)
 
