@@ -22,7 +22,7 @@ from markstep.engine import report  # noqa: E402
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
     """A new report, a fixed seed and torch's default settings around every test."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # sizes are tiny, and a busy machine makes threads wait for each other
     torch.manual_seed(0)
     report.reset()
     yield

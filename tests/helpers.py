@@ -11,10 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import markstep
-from markstep.engine import report
+from markstep.engine import patches, report
 from markstep.engine.ending import Ending, endings_below
+from markstep.engine.options import resolve
 from markstep.engine.site import Site
-from markstep.record import verify
+from markstep.record import native, verify
 from markstep.record.schema import Kind, facts
 
 Step = Callable[[int], Any]
@@ -28,6 +29,14 @@ class _Count(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls = 0
+
+    def __enter__(self) -> _Count:  # like the engine's own mode: pushed, it would change the way that autograd takes
+        patches.install()
+        native.load(resolve({}).prepared_cache_dir()).intercept(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        native.load(resolve({}).prepared_cache_dir()).intercept(None)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += facts(func).kind not in (Kind.PASS, Kind.VALUE)
@@ -50,8 +59,8 @@ def compare(
         make: builds everything anew and returns (step function of the step number, state to compare). The state may
             hold modules, optimizers, schedulers, tensors, numbers, nested in lists and dictionaries.
         steps: how many.
-        recorded: at most so many steps may have run eagerly; all others must have been predicted and replayed. None: the
-            caller looks at the report itself.
+        recorded: at most so many steps may have run eagerly; all others must have been predicted and replayed.
+            None: the caller looks at the report itself.
         share: at least this part of the calls of the last step must have been replayed from programs.
         after: called between steps with the step number and the state.
         wraps_itself: `make` is called with a function to apply to whatever should run under Markstep.

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers import EXACT, assert_same, compare, snapshot
 from torch import nn
 from torch.nn import functional as F
 
 import markstep
-from tests.helpers import EXACT, assert_same, compare, snapshot
 
 
 class Stop(Exception):
@@ -80,7 +80,7 @@ def test_exception_in_the_middle_leaves_what_eager_leaves(line: str) -> None:
 
 
 def test_error_of_an_operator_with_wrong_shapes() -> None:
-    """torch's own message at the user's line."""
+    """Torch's own message at the user's line."""
 
     def make() -> Any:
         model = nn.Linear(4, 4)

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.helpers import EXACT, compare
 from torch import nn
 from torch.nn import functional as F
 
 import markstep
-from tests.helpers import EXACT, compare
 
 
 def trained(body: Any) -> Any:
@@ -127,7 +127,7 @@ def _copied(out: torch.Tensor) -> Any:
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated")
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad=True to a scalar")
 def test_value_in_the_middle(name: str) -> None:
-    compare(trained(READS[name]), recorded=12, share=0.7)
+    compare(trained(READS[name]), recorded=12, share=0.6)
 
 
 def test_the_users_line_is_remembered() -> None:
@@ -142,7 +142,7 @@ def test_the_users_line_is_remembered() -> None:
 
 
 def test_print_in_the_middle(capsys: pytest.CaptureFixture[str]) -> None:
-    compare(trained(lambda out, loss, i: print(i, loss, out[0, :2])))
+    compare(trained(lambda out, loss, i: print(i, loss, out[0, :2])), share=0.6)  # printing runs outside of programs
     lines = capsys.readouterr().out.splitlines()
     assert lines[:20] == lines[20:] and len(lines) == 40
 
@@ -247,6 +247,29 @@ def test_early_value_does_not_overtake_updates() -> None:
         return step, [model, optimizer, counter]
 
     compare(make, share=0.6)
+
+
+def test_early_value_sees_writes_to_the_same_memory() -> None:
+    """Two storages on one array of numpy: what is read through one was written through the other."""
+
+    def make() -> Any:
+        array = np.zeros(4, dtype=np.float32)
+        a, b = torch.from_numpy(array), torch.from_numpy(array)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(i: int) -> Any:
+            loss = model(torch.ones(2, 4)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            before = b[0].item()
+            a.add_(1)
+            return loss, before, b[1].item(), (b * 2).sum().item()
+
+        return step, [model, optimizer, a]
+
+    compare(make, recorded=None)
 
 
 def test_pause_and_sync() -> None:

@@ -25,8 +25,15 @@ _READERS = (
     "share_memory_",
     "const_data_ptr",
 )
-_CHOOSERS = ((torch, "tensor_split", (1,)), (torch.Tensor, "tensor_split", (1,)), (torch, "ctc_loss", (2, 3)))
+# Functions above the dispatcher that read or fill small tensors through pointers: (owner, name, arguments that are read).
+_COMPOSITES: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
+    (torch, "tensor_split", (1,)),
+    (torch.Tensor, "tensor_split", (1,)),
+    (torch, "ctc_loss", (2, 3)),
+    (torch._VF, "_pad_packed_sequence", (0, 1)),
+)
 _SHOWERS = ("__repr__", "__format__")
+_INTERCEPTION = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("Fake"))  # see _native.cpp
 _installed = False
 
 
@@ -41,29 +48,28 @@ def install() -> None:
             setattr(torch.Tensor, name, _reading(getattr(torch.Tensor, name), f"Tensor.{name}()"))
     for name in _SHOWERS:
         setattr(torch.Tensor, name, _reading(getattr(torch.Tensor, name), "print"))
-    # Fills a tensor of lengths through its pointer.
-    vf: Any = torch._VF
-    vf._pad_packed_sequence = _reading(vf._pad_packed_sequence, "pad_packed_sequence")
-    for owner, name, positions in _CHOOSERS:
-        setattr(owner, name, _choosing(getattr(owner, name), positions))
+    for owner, name, positions in _COMPOSITES:
+        setattr(owner, name, _reading(getattr(owner, name), name, positions))
     torch.Tensor._make_subclass = staticmethod(_unseen(torch.Tensor._make_subclass))  # type: ignore[assignment]
     _wrap_rng()
     _wrap_loader()
     os.register_at_fork(after_in_child=threads.forget)
 
 
-def _reading(original: Callable[..., Any], reason: str) -> Callable[..., Any]:
-    """A function that looks at memory, made safe: the tensor gets its values first, and its operators run at once."""
+def _reading(original: Callable[..., Any], reason: str, positions: tuple[int, ...] = (0,)) -> Callable[..., Any]:
+    """A function that looks at memory, made safe: the arguments at `positions` get their values first, its operators run at once."""
 
     @functools.wraps(original)
-    def wrapper(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         engine = threads.active()
         if engine is None:
-            return original(self, *args, **kwargs)
-        engine.before_reading(self, reason)
+            return original(*args, **kwargs)
+        for value in (*(args[i] for i in positions if i < len(args)), *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                engine.before_reading(value, reason)
         engine.paused += 1
         try:
-            return original(self, *args, **kwargs)
+            return original(*args, **kwargs)
         finally:
             engine.paused -= 1
 
@@ -71,33 +77,12 @@ def _reading(original: Callable[..., Any], reason: str) -> Callable[..., Any]:
 
 
 def _unseen(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose operators no dispatch mode may see: the object they make must not have been in Python yet."""
+    """A function whose operators must not be intercepted: torch wants an object that has not been in Python yet."""
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        engine = threads.active()
-        if engine is None:
+        with torch._C._ExcludeDispatchKeyGuard(_INTERCEPTION):
             return original(*args, **kwargs)
-        engine.mode.__exit__(None, None, None)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            engine.mode.__enter__()
-
-    return wrapper
-
-
-def _choosing(original: Callable[..., Any], positions: tuple[int, ...]) -> Callable[..., Any]:
-    """A function that reads its arguments at `positions` above the dispatcher to decide which operators to call."""
-
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
-        engine = threads.active()
-        if engine is not None:
-            for value in (*(args[i] for i in positions if i < len(args)), *kwargs.values()):
-                if isinstance(value, torch.Tensor):
-                    engine.before_reading(value, original.__name__)
-        return original(*args, **kwargs)
 
     return wrapper
 
