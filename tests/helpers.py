@@ -31,8 +31,9 @@ class _Count(TorchDispatchMode):
         self.calls = 0
 
     def __enter__(self) -> _Count:  # like the engine's own mode: pushed, it would change the way that autograd takes
-        patches.install()
-        native.load(resolve({}).prepared_cache_dir()).intercept(self)
+        module = native.load(resolve({}).prepared_cache_dir())
+        patches.install(module)
+        module.intercept(self)
         return self
 
     def __exit__(self, *exception: object) -> None:

@@ -62,7 +62,7 @@ class Automatic:
             module = hot_path(self.place.options)
             if module is None:
                 return
-            patches.install()
+            patches.install(module)
             stretch = self.local.stretch = Stretch(threads.engine(module), self.place.site(module))
             stretch.begin()
         else:

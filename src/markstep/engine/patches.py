@@ -8,12 +8,12 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from markstep.engine import rng, threads
-from markstep.engine.sources import user_line
 
 _READERS = (
     "numpy",
@@ -37,7 +37,7 @@ _INTERCEPTION = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("Fake"))  #
 _installed = False
 
 
-def install() -> None:
+def install(native: ModuleType) -> None:
     """Wraps the functions; a second call does nothing."""
     global _installed
     if _installed:
@@ -51,7 +51,7 @@ def install() -> None:
     for owner, name, positions in _COMPOSITES:
         setattr(owner, name, _reading(getattr(owner, name), name, positions))
     torch.Tensor._make_subclass = staticmethod(_unseen(torch.Tensor._make_subclass))  # type: ignore[assignment]
-    _wrap_rng()
+    rng.install(native)
     _wrap_loader()
     os.register_at_fork(after_in_child=threads.forget)
 
@@ -85,48 +85,6 @@ def _unseen(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs)
 
     return wrapper
-
-
-def _wrap_rng() -> None:
-    real_get, real_set, real_seed, real_reseed = (
-        torch.random.get_rng_state,
-        torch.random.set_rng_state,
-        torch.random.manual_seed,
-        torch.random.seed,
-    )
-
-    @functools.wraps(real_get)
-    def get_rng_state() -> torch.Tensor:
-        return real_get() if threads.active() is None else rng.get_rng_state()
-
-    @functools.wraps(real_set)
-    def set_rng_state(new_state: torch.Tensor) -> None:
-        if threads.active() is None:
-            real_set(new_state)
-        else:
-            rng.set_rng_state(new_state)
-
-    @functools.wraps(real_seed)
-    def manual_seed(seed: int) -> torch.Generator:
-        _flush("torch.manual_seed")
-        return real_seed(seed)
-
-    @functools.wraps(real_reseed)
-    def reseed() -> int:
-        _flush("torch.seed")
-        return real_reseed()
-
-    for module in (torch, torch.random):
-        module.get_rng_state = get_rng_state  # type: ignore[attr-defined]
-        module.set_rng_state = set_rng_state  # type: ignore[attr-defined]
-        module.manual_seed = manual_seed  # type: ignore[attr-defined]
-        module.seed = reseed  # type: ignore[attr-defined]
-
-
-def _flush(what: str) -> None:
-    engine = threads.active()
-    if engine is not None and engine.session.length:
-        engine.boundary(what, user_line())
 
 
 def _wrap_loader() -> None:

@@ -37,7 +37,7 @@ class Region:
         if module is None:
             self.plan = "off"
             return self
-        patches.install()
+        patches.install(module)
         self.site = self.place.site(module)
         self.plan = self.site.plan()
         self.engine = threads.engine(module)

@@ -8,6 +8,7 @@
 // Identity of a value: (storage, offset, size, stride, dtype). Slots number the storages of a path in order of first use.
 
 #include <Python.h>
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ThreadLocalPythonObjects.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -17,6 +18,7 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Device.h>
+#include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
@@ -1113,6 +1115,14 @@ PyObject* mod_nbytes(PyObject*, PyObject* tensor) {
   END_HANDLE_TH_ERRORS
 }
 
+// stand_in(generator): makes a torch.Generator object stand for the default generator of the CPU.
+PyObject* mod_stand_in(PyObject*, PyObject* generator) {
+  HANDLE_TH_ERRORS
+  reinterpret_cast<THPGenerator*>(generator)->cdata = at::detail::getDefaultCPUGenerator();
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
 // setup(Ref, Scalar, New, Same): the template classes.
 PyObject* mod_setup(PyObject*, PyObject* args) {
   if (!PyArg_ParseTuple(args, "OOOO", &g_ref, &g_scalar, &g_new, &g_same)) return nullptr;
@@ -1122,7 +1132,7 @@ PyObject* mod_setup(PyObject*, PyObject* args) {
 
 PyMethodDef module_methods[] = {
     {"meta", mod_meta, METH_O, nullptr}, {"is_plain", mod_plain, METH_O, nullptr}, {"is_pending", mod_pending, METH_O, nullptr},
-    {"nbytes", mod_nbytes, METH_O, nullptr}, {"take", FAST(mod_take)}, {"setup", mod_setup, METH_VARARGS, nullptr},
+    {"stand_in", mod_stand_in, METH_O, nullptr}, {"nbytes", mod_nbytes, METH_O, nullptr}, {"take", FAST(mod_take)}, {"setup", mod_setup, METH_VARARGS, nullptr},
     {"intercept", mod_intercept, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, module_methods};
 
