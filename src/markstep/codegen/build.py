@@ -1,37 +1,72 @@
-"""Compiles all graphs of a plan into an entry of the store, and loads an entry."""
+"""Compiles all graphs of a program into an entry of the store, and loads an entry."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from markstep.codegen import inductor
 from markstep.codegen.cache import Store, key_of, key_parts
 from markstep.codegen.executable import Compiled
-from markstep.codegen.lower import build, feed_of
-from markstep.codegen.plan import Plan
+from markstep.codegen.lower import Feed, build, feed_of
+from markstep.codegen.plan import Plan, make_plan
+from markstep.record.program import Program
+
+_MAX_TRIAL_BYTES = 2 << 30
 
 
-def compile_plan(plan: Plan, store: Store) -> str:
-    """Compiles and stores; returns the key. Runs in the child process, or in this one when asked not to wait for one."""
+def compile_program(program: Program, rng: str, store: Store) -> str:
+    """Compiles and stores; returns the key. Runs in the child process.
+
+    What was compiled is run once on zeros, so that a program that fails is never met during training. If anything fails,
+    the operators that TorchInductor only calls, without compiling them, are left to the host, and all is tried again.
+    """
     start = time.perf_counter()
-    parts = key_parts(plan)
-    folder = store.scratch()
-    for number, piece in enumerate(plan.pieces):
-        if not piece.graph:
-            continue
-        graph, example = build(plan, piece, feed_of(plan, piece), inductor.decompositions())
-        source = inductor.compile_graph(graph, example)
-        (folder / f"piece{number}.py").write_text(source)
-        inductor.pack(source, folder)
+    parts = key_parts(program, rng)
+    host: frozenset[str] = frozenset()
+    try:
+        folder = _compile(make_plan(program, rng), store)
+    except Exception:
+        host = inductor.fallbacks({c.op.name() for c in program.calls})
+        if not host:
+            raise
+        folder = _compile(make_plan(program, rng, host), store)
     key = key_of(parts)
-    store.put(key, parts, folder, seconds=time.perf_counter() - start)
+    store.put(key, parts, folder, seconds=time.perf_counter() - start, host=sorted(host))
     return key
 
 
-def load_plan(plan: Plan, folder: Path) -> Compiled:
+def _compile(plan: Plan, store: Store) -> Path:
+    folder = store.scratch()
+    try:
+        for number, piece in enumerate(plan.pieces):
+            if piece.graph:
+                graph, example = build(plan, piece, feed_of(plan, piece), inductor.decompositions())
+                source = inductor.compile_graph(graph, example)
+                (folder / f"piece{number}.py").write_text(source)
+                inductor.pack(source, folder)
+                _try_out(inductor.load(source, folder), example)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def _try_out(call: inductor.Runner, example: list[Tensor]) -> None:
+    needed = sum(t.untyped_storage().nbytes() for t in example)
+    if needed > _MAX_TRIAL_BYTES:
+        return
+    call([torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).zero_() for t in example])
+
+
+def load_program(program: Program, rng: str, store: Store, folder: Path) -> Compiled:
     """The executable of a stored entry."""
-    graphs = []
+    plan = make_plan(program, rng, frozenset(store.facts(folder)["host"]))
+    graphs: list[tuple[Feed, inductor.Runner] | None] = []
     for number, piece in enumerate(plan.pieces):
         if piece.graph:
             source = (folder / f"piece{number}.py").read_text()

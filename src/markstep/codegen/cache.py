@@ -18,19 +18,17 @@ from typing import Any
 
 import torch
 
-from markstep.codegen.plan import Plan
-from markstep.record.program import Call
+from markstep.record.program import Call, Program
 
 _MANIFEST = "manifest.json"
 
 
-def key_parts(plan: Plan) -> dict[str, str]:
+def key_parts(program: Program, rng: str) -> dict[str, str]:
     """Everything that the compiled program depends on, by name."""
-    program = plan.program
     text = "\n".join(_text(c) for c in program.calls)
     return {
         "program": _digest(text + repr((sorted(program.done), sorted(program.live)))),
-        "random numbers": _digest(repr((sorted(plan.keys.items()), plan.draws))),
+        "random numbers": rng,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "markstep": _own_source(),

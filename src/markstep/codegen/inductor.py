@@ -24,6 +24,15 @@ def decompositions() -> Any:
     return select_decomp_table()
 
 
+def fallbacks(names: set[str]) -> frozenset[str]:
+    """Those of the named operators for which TorchInductor has no lowering of its own, nor a decomposition."""
+    from torch._inductor.lowering import fallbacks as without_lowering
+
+    without = {op.name() for op in without_lowering if isinstance(op, torch._ops.OpOverload)}
+    decomposed = {op.name() for op in decompositions() if isinstance(op, torch._ops.OpOverload)}
+    return frozenset(names & without - decomposed)
+
+
 def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> str:
     """Compiles a functional graph on fake tensors.
 

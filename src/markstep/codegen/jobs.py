@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from markstep.codegen.cache import Store, key_of, key_parts
-from markstep.codegen.plan import Plan, make_plan
+from markstep.codegen.plan import make_plan
 from markstep.codegen.worker import receive, send
 from markstep.engine.options import Options
 from markstep.engine.report import ProgramReport, current
@@ -60,7 +61,7 @@ class Job:
             plan = make_plan(self.program, self.options.rng)
             if not any(p.graph for p in plan.pieces):
                 raise CompilationFailed("nothing in it can be compiled")
-            executable, why = self._obtain(plan)
+            executable, why = self._obtain()
         except Exception as error:
             self.failed = True
             text = str(error).strip().splitlines()
@@ -87,33 +88,35 @@ class Job:
         )
         self._executable = executable
 
-    def _obtain(self, plan: Plan) -> tuple[Any, str]:
-        from markstep.codegen.build import load_plan
+    def _obtain(self) -> tuple[Any, str]:
+        from markstep.codegen.build import load_program
 
+        program, rng = self.program, self.options.rng
         cache_dir = self.options.prepared_cache_dir()
         store = Store(cache_dir)
-        parts = key_parts(plan) | {"threads": str(self._threads)}
+        parts = key_parts(program, rng) | {"threads": str(self._threads)}
         key = key_of(parts)
         folder = store.find(key)
         if folder is not None:
             try:
-                executable = load_plan(plan, folder)
+                executable = load_program(program, rng, store, folder)
                 self.figures.cached = True
                 return executable, "loaded from the cache"
             except Exception as error:  # whatever is wrong with an entry, it can be made again
                 log.info("a cached program does not load (%s) and is compiled again", error)
-                import shutil
-
                 shutil.rmtree(folder, ignore_errors=True)
         differs = store.nearest(parts)
-        answer = _ask({"cache_dir": str(cache_dir), "threads": self._threads, "plan": pickle.dumps(plan)})
+        request = {"cache_dir": str(cache_dir), "threads": self._threads, "rng": rng, "program": pickle.dumps(program)}
+        answer = _ask(request)
         if "error" in answer:
             log.debug("the compiler's message: %s", answer["trace"])
             raise CompilationFailed(answer["error"])
         folder = store.find(answer["key"])
         if folder is None or answer["key"] != key:
             raise CompilationFailed("the compiled program was not found in the cache directory")
-        return load_plan(plan, folder), f"compiled (a cached one differs in {differs})" if differs else "compiled"
+        return load_program(
+            program, rng, store, folder
+        ), f"compiled (a cached one differs in {differs})" if differs else "compiled"
 
 
 def _ask(request: dict[str, Any]) -> dict[str, Any]:

@@ -156,8 +156,18 @@ def _bind(env: _Environment, template: Any, value: Any) -> None:
     if isinstance(template, (list, tuple)):
         for t, v in zip(template, value, strict=True):
             _bind(env, t, v)
-    elif isinstance(template, (New, Ref)):
+    elif isinstance(template, New):
+        env.add(template.slot, template.meta, _laid_out(value, template.meta))
+    elif isinstance(template, Ref):
         env.add(template.slot, template.meta, value)
+
+
+def _laid_out(value: Tensor, meta: Meta) -> Tensor:
+    """`value` with the strides that the real operator gave it: some fake kernels and decompositions differ in that."""
+    same = all(n == 1 or a == b for n, a, b in zip(meta[0], value.stride(), meta[1], strict=True))
+    if same or 0 in meta[0]:
+        return value
+    return torch.empty_strided(meta[0], meta[1], dtype=meta[3], device=meta[4]).copy_(value)
 
 
 class _Environment:

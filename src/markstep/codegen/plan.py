@@ -13,7 +13,7 @@ from markstep.record.program import Call, Meta, New, Program, Ref, Scalar, leave
 from markstep.record.schema import facts
 
 _MIN_GRAPH = 3
-_HOST_NAMES = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad")
+_HOST_NAMES = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad", "aten::mkldnn_rnn_layer")
 _NAMESPACES = {"aten", "prims"}
 
 
@@ -57,8 +57,8 @@ class Plan:
     scalar_base: dict[int, int]
 
 
-def make_plan(program: Program, rng: str) -> Plan:
-    """Decides what becomes part of which graph."""
+def make_plan(program: Program, rng: str, host: frozenset[str] = frozenset()) -> Plan:
+    """Decides what becomes part of which graph; operators named in `host` do not."""
     keys, draws = randomness.assign(program, rng)
     scalar_base, count = {}, 0
     for i, call in enumerate(program.calls):
@@ -72,7 +72,7 @@ def make_plan(program: Program, rng: str) -> Plan:
             continue
         if facts(call.op).rng_state and keys is not None and i not in moved:
             continue  # hashed masks: the state is a matter of counting, done already
-        graph = _is_compilable(call, i in keys or i in moved)
+        graph = call.op.name() not in host and _is_compilable(call, i in keys or i in moved)
         if runs and runs[-1][0] == graph:
             runs[-1][1].append(i)
         else:

@@ -46,14 +46,14 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
         import torch
 
         import markstep.engine.rng  # noqa: F401  (the operators that programs may hold)
-        from markstep.codegen.build import compile_plan
+        from markstep.codegen.build import compile_program
         from markstep.codegen.cache import Store
         from markstep.record.program import Program
 
         torch.set_num_threads(request["threads"])
-        plan = pickle.loads(request["plan"])
-        assert isinstance(plan.program, Program)
-        return {"key": compile_plan(plan, Store(Path(request["cache_dir"])))}
+        program = pickle.loads(request["program"])
+        assert isinstance(program, Program)
+        return {"key": compile_program(program, request["rng"], Store(Path(request["cache_dir"])))}
     except BaseException as error:
         lines = traceback.format_exception_only(error)
         return {"error": "".join(lines).strip(), "trace": traceback.format_exc()}
