@@ -1,4 +1,4 @@
-"""Hooks, custom functions, checkpointing, gradients that the user touches: everything autograd does happens in every step."""
+"""Hooks, custom functions, checkpointing, gradients that the user touches: autograd does it all in every step."""
 
 from typing import Any
 
@@ -201,7 +201,7 @@ def test_custom_registered_operators() -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("preserve", [False, True])
 def test_checkpoint_with_dropout(reentrant: bool, preserve: bool) -> None:
-    """The recomputation uses the same dropout mask when the generator's state is preserved, another one when it is not."""
+    """The recomputation uses the same dropout mask if the generator's state is preserved, and else another one."""
 
     def make() -> Any:
         blocks, head, (x, y) = nn.ModuleList(small(0.5) for _ in range(2)), nn.Linear(3, 6), data()

@@ -116,7 +116,7 @@ print(sum(p.double().sum().item() for p in model.parameters()))
 
 
 def test_switched_off_is_native_pytorch_in_a_process(tmp_path: Path) -> None:
-    """MARKSTEP=0: nothing is built, nothing patched, and the result is that of a script that never heard of Markstep."""
+    """MARKSTEP=0: nothing is built, nothing patched, and the result is that of a script without Markstep."""
     path = os.pathsep.join([str(Path(markstep.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "MARKSTEP": "0", "MARKSTEP_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": path}
     done = subprocess.run([sys.executable, "-c", SCRIPT], env=env, capture_output=True, text=True, timeout=120)

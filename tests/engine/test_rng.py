@@ -37,7 +37,8 @@ def test_every_kind_of_random_operator() -> None:
         values = [
             torch.rand(3), torch.randn(2, 2), torch.randint(10, (4,)), torch.randperm(5), torch.rand_like(x),
             torch.bernoulli(p), torch.normal(x, 1.0), torch.poisson(p), torch.empty(3).uniform_(-1, 1),
-            torch.empty(3).exponential_(), torch.empty(3).log_normal_(), torch.empty(3).geometric_(0.5), x.clone().random_(0, 9),
+            torch.empty(3).exponential_(), torch.empty(3).log_normal_(), torch.empty(3).geometric_(0.5),
+            x.clone().random_(0, 9),
             F.dropout(x, 0.3), F.dropout2d(x.view(5, 2, 3, 1), 0.3), F.alpha_dropout(x, 0.3, training=True),
             F.rrelu(x, training=True), F.gumbel_softmax(x), torch.distributions.Normal(x, 1.0).rsample(),
             torch.distributions.Categorical(logits=x).sample(), nn.init.xavier_uniform_(torch.empty(3, 3)),

@@ -174,8 +174,8 @@ STATE = {
     "whole": torch.arange(16).view(4, 4),
 }
 BODIES = [
-    slices, overlapping, view_chain, base_changed_after_view, out_variants, indexed, swapped, rolled, data_attribute, same_twice,
-    dtype_views, metadata_in_place, copies_between_dtypes,
+    slices, overlapping, view_chain, base_changed_after_view, out_variants, indexed, swapped, rolled, data_attribute,
+    same_twice, dtype_views, metadata_in_place, copies_between_dtypes,
 ]  # fmt: skip
 
 

@@ -243,7 +243,7 @@ class Engine:
         return func(*args, **kwargs)
 
     def _is_stale(self, positions: Any, slots: Any) -> bool:
-        """Would running these calls early read memory that pending calls write through another storage (numpy's, say)?"""
+        """Would running these calls early read memory that pending calls write through another storage, say numpy's?"""
         path = self.session.path
         return self.session.stale([*slots, *(slot for i in positions for slot in path[i].call.reads)])
 
@@ -303,7 +303,7 @@ class Engine:
     # ------------------------------------------------------------ boundaries
 
     def before_reading(self, tensor: torch.Tensor, reason: str) -> None:
-        """Code outside the dispatcher is about to read a tensor: ends the program if it holds a result of pending calls.
+        """Code outside the dispatcher is about to read a tensor: ends the program if the tensor waits for its calls.
 
         While recording it has its value already, but the program must end in the same place as when predicting.
         """

@@ -25,7 +25,7 @@ _READERS = (
     "share_memory_",
     "const_data_ptr",
 )
-# Functions above the dispatcher that read or fill small tensors through pointers: (owner, name, arguments that are read).
+# Functions above the dispatcher that read or fill small tensors through pointers: (owner, name, arguments read).
 _COMPOSITES: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
     (torch, "tensor_split", (1,)),
     (torch.Tensor, "tensor_split", (1,)),
@@ -33,7 +33,8 @@ _COMPOSITES: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
     (torch._VF, "_pad_packed_sequence", (0, 1)),
 )
 _SHOWERS = ("__repr__", "__format__")
-_INTERCEPTION = torch._C.DispatchKeySet(torch._C._parse_dispatch_key("Fake"))  # see _native.cpp
+_KEY: Any = torch._C._parse_dispatch_key("Fake")  # where calls are intercepted, see _native.cpp
+_INTERCEPTION = torch._C.DispatchKeySet(_KEY)
 _installed = False
 
 
@@ -50,14 +51,17 @@ def install(native: ModuleType) -> None:
         setattr(torch.Tensor, name, _reading(getattr(torch.Tensor, name), "print"))
     for owner, name, positions in _COMPOSITES:
         setattr(owner, name, _reading(getattr(owner, name), name, positions))
-    torch.Tensor._make_subclass = staticmethod(_unseen(torch.Tensor._make_subclass))  # type: ignore[assignment]
+    torch.Tensor._make_subclass = staticmethod(_unseen(torch.Tensor._make_subclass))  # type: ignore[method-assign]
     rng.install(native)
     _wrap_loader()
     os.register_at_fork(after_in_child=threads.forget)
 
 
 def _reading(original: Callable[..., Any], reason: str, positions: tuple[int, ...] = (0,)) -> Callable[..., Any]:
-    """A function that looks at memory, made safe: the arguments at `positions` get their values first, its operators run at once."""
+    """A function that looks at memory, made safe.
+
+    The arguments at `positions` get their values first, and its operators run at once.
+    """
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -103,5 +107,5 @@ def _wrap_loader() -> None:
         finally:
             engine.paused -= 1
 
-    dataloader._BaseDataLoaderIter.__next__ = wrapper
+    dataloader._BaseDataLoaderIter.__next__ = wrapper  # type: ignore[method-assign]
     dataloader._BaseDataLoaderIter.next = wrapper  # type: ignore[attr-defined]

@@ -1,7 +1,8 @@
 """Reading and setting the generator's state as calls of the program.
 
-`torch.utils.checkpoint` saves the generator's state in forward and restores it around the recomputation. While random calls
-are deferred the real state is not what eager execution would show, so reading and setting it are deferred in order too.
+`torch.utils.checkpoint` saves the generator's state in forward and restores it around the recomputation. While random
+calls are deferred the real state is not what eager execution would show, so reading and setting it are deferred too, in
+order.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ _HEAVY = ("mm", "conv", "attention", "linear", "lstm", "gru", "rnn", "fft", "cdi
 def early_slice(path: Sequence[Any], done: set[int], slots: set[int]) -> list[int] | None:
     """Positions of the pending calls that have to run before `slots` can be read.
 
-    These are the calls that compute the slots, and all earlier ones that look at a storage which one of them overwrites.
-    Returns None when the slice is not small, or must not run ahead of the calls that stay pending: it draws random numbers.
+    These are the calls that compute the slots, and all earlier ones that look at a storage which one of them
+    overwrites. Returns None when the slice is not small, or must not run ahead of the calls that stay pending: it draws
+    random numbers.
     """
     need, overwritten = set(slots), set[int]()
     chosen: list[int] = []
