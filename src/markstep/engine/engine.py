@@ -31,6 +31,7 @@ from markstep.record.recorder import (
     is_recordable,
     promote,
     record_call,
+    same_tensors,
     written_slots,
 )
 from markstep.record.schema import Kind, facts
@@ -169,8 +170,10 @@ class Engine:
                 return out
             session.retreat()
             run = lambda *_, **__: out  # noqa: E731
-        elif known.kind is not Kind.LAZY or not is_recordable(self.native, args, kwargs):
+        elif known.kind is not Kind.LAZY or not self._recordable(func, args, kwargs):
             return self._not_lazy(func, args, kwargs)
+        if node is None and self._is_loose(func, args, kwargs):
+            return func(*args, **kwargs)
         if unfit := self._unfit(func):
             self._cut(unfit)
             return func(*args, **kwargs) if run is None else run()
@@ -202,8 +205,10 @@ class Engine:
                 self.early_values[position] = (tuple(chosen), value)
                 return value
             session.retreat()  # match and follow disagree only about special nodes
-        if facts(func).kind is not Kind.LAZY or not is_recordable(self.native, args, kwargs):
+        if facts(func).kind is not Kind.LAZY or not self._recordable(func, args, kwargs):
             return self._not_lazy(func, args, kwargs)
+        if self._is_loose(func, args, kwargs):
+            return func(*args, **kwargs)
         if self._promote(func, args, kwargs):
             out = session.match(func, args, kwargs)
             if out is not self.native.MISS:
@@ -223,7 +228,7 @@ class Engine:
             known.kind is Kind.VALUE
             and not known.mutates
             and not known.random
-            and is_recordable(self.native, args, kwargs)
+            and self._recordable(func, args, kwargs)
         ):
             tensors = [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)]
             slots = {session.lookup(t) for t in tensors} - {-1}
@@ -272,6 +277,37 @@ class Engine:
                     ending.invalidate()
                 return True
         return False
+
+    def _is_loose(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Is this a view of something from before the program, and another one every time, like `data[i : i + n]`?
+
+        Then it is not recorded: it runs at once, and what it gives is an input of the calls that use it.
+        """
+        current = self.session.current
+        loose = current.info.get("loose", ())
+        same = [c for c in current.children if c.func is func]
+        if not facts(func).view or not (same or func in loose):
+            return False
+        slots = {self.session.lookup(t) for t in leaves(args) if isinstance(t, torch.Tensor)}
+        if any(new.slot in slots for n in self.session.path for new in n.call.creates):
+            return False
+        if func not in loose:
+            alike = [c for c in same if same_tensors(self.native, self.session, c.call, args, kwargs)]
+            if not alike:
+                return False
+            current.info["loose"] = {*loose, func}
+            for child in alike:
+                for ending in endings_below(child):
+                    ending.invalidate()
+                current.drop(child)
+        return True
+
+    def _recordable(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Can the program hold this call? Not if it counts from the start of a storage that is used elsewhere now."""
+        if not is_recordable(self.native, args, kwargs):
+            return False
+        tensors = (v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor))
+        return not func._schema.name.startswith("aten::as_strided") or not any(map(self.session.shift, tensors))
 
     def _unfit(self, func: Any) -> str:
         """Why a call at this place of the tree is better left outside of programs; empty if it is not."""

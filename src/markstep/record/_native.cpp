@@ -6,6 +6,7 @@
 // alias (views, autograd's saved tensors, p.grad) becomes real at the same moment.
 //
 // Identity of a value: (storage, offset, size, stride, dtype). Slots number the storages of a path in order of first use.
+// Offsets on a storage that exists before the step count from its first use, so batches may be slices of one tensor.
 
 #include <Python.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -63,9 +64,9 @@ struct Meta {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   bool conj = false, neg = false;
 
-  bool fits(const c10::TensorImpl* t) const {
+  bool fits(const c10::TensorImpl* t, int64_t shift = 0) const {
     return t->dtype() == c10::scalarTypeToTypeMeta(dtype) && t->sizes().equals(sizes) && t->strides().equals(strides) &&
-        t->storage_offset() == offset && t->device() == device && t->is_conj() == conj && t->is_neg() == neg;
+        t->storage_offset() == offset + shift && t->device() == device && t->is_conj() == conj && t->is_neg() == neg;
   }
 };
 
@@ -93,10 +94,10 @@ PyObject* int_tuple(c10::IntArrayRef values) {
   return t;
 }
 
-PyObject* meta_tuple(const c10::TensorImpl* t) {
+PyObject* meta_tuple(const c10::TensorImpl* t, int64_t shift = 0) {
   PyObject* dtype = reinterpret_cast<PyObject*>(torch::getTHPDtype(c10::typeMetaToScalarType(t->dtype())));
   Py_INCREF(dtype);
-  return Py_BuildValue("(NNLNNOO)", int_tuple(t->sizes()), int_tuple(t->strides()), (long long)t->storage_offset(), dtype,
+  return Py_BuildValue("(NNLNNOO)", int_tuple(t->sizes()), int_tuple(t->strides()), (long long)(t->storage_offset() - shift), dtype,
                        THPDevice_New(t->device()), t->is_conj() ? Py_True : Py_False, t->is_neg() ? Py_True : Py_False);
 }
 
@@ -108,11 +109,11 @@ bool is_plain(const c10::TensorImpl* t) {
       !c10::isQIntType(c10::typeMetaToScalarType(t->dtype()));
 }
 
-at::Tensor tensor_on(const c10::intrusive_ptr<c10::StorageImpl>& storage, const Meta& m) {
+at::Tensor tensor_on(const c10::intrusive_ptr<c10::StorageImpl>& storage, const Meta& m, int64_t shift = 0) {
   auto key = c10::computeDispatchKey(m.dtype, c10::Layout::Strided, m.device);
   auto t = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(m.dtype));
   auto* impl = t.unsafeGetTensorImpl();
-  impl->set_sizes_and_strides(m.sizes, m.strides, m.offset);
+  impl->set_sizes_and_strides(m.sizes, m.strides, m.offset + shift);
   if (m.conj) impl->_set_conj(true);
   if (m.neg) impl->_set_neg(true);
   return t;
@@ -145,6 +146,7 @@ struct Node {
   int32_t depth, slots_after;
   bool special;               // not deferred: Python decides what happens
   bool grad;                  // grad mode of the call
+  bool absolute;              // an argument is an offset on a storage, not on a tensor
 };
 
 extern PyTypeObject NodeType;
@@ -219,9 +221,11 @@ bool load_call(Node* n) {
   PyObject* outs = PyObject_GetAttrString(n->call, "outs");
   PyObject* writes = PyObject_GetAttrString(n->call, "writes");
   PyObject* grad = PyObject_GetAttrString(n->call, "grad");
-  bool ok = args && kwargs && outs && writes && grad;
+  PyObject* absolute = PyObject_GetAttrString(n->call, "absolute");
+  bool ok = args && kwargs && outs && writes && grad && absolute;
   if (ok) {
     n->grad = grad == Py_True;
+    n->absolute = absolute == Py_True;
     n->nargs = PyTuple_GET_SIZE(args);
     for (Py_ssize_t i = 0; ok && i < n->nargs; i++) ok = flatten(PyTuple_GET_ITEM(args, i), *n->args, false);
     PyObject *key, *value;
@@ -235,7 +239,7 @@ bool load_call(Node* n) {
     ok = ok && flatten(outs, *n->outs, true);
     for (Py_ssize_t i = 0; ok && i < PyTuple_GET_SIZE(writes); i++) n->writes->push_back((int32_t)PyLong_AsLong(PyTuple_GET_ITEM(writes, i)));
   }
-  Py_XDECREF(args); Py_XDECREF(kwargs); Py_XDECREF(outs); Py_XDECREF(writes); Py_XDECREF(grad);
+  Py_XDECREF(args); Py_XDECREF(kwargs); Py_XDECREF(outs); Py_XDECREF(writes); Py_XDECREF(grad); Py_XDECREF(absolute);
   return ok && !PyErr_Occurred();
 }
 
@@ -347,6 +351,7 @@ struct Slot {
   int64_t nbytes = 0;                                     // of a created slot
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   bool flagged = false;                                   // real data, but a pending call writes to it
+  int64_t shift = 0;                                      // offset of its first use, less that in the program
 
   c10::intrusive_ptr<c10::StorageImpl> storage() const { return strong ? strong : weak.lock(); }
 };
@@ -430,11 +435,15 @@ bool match_value(State& st, const std::vector<Item>& items, size_t& at, PyObject
   switch (item.kind) {
     case TENSOR: {
       const at::Tensor* t = unpack(value);
-      if (!t || !is_plain(t->unsafeGetTensorImpl()) || !item.meta->fits(t->unsafeGetTensorImpl())) return false;
+      if (!t || !is_plain(t->unsafeGetTensorImpl())) return false;
       auto* key = t->storage().unsafeGetStorageImpl();
-      if ((size_t)item.a < st.slots.size()) return st.slots[(size_t)item.a].key == key;
-      if (st.index.count(key)) return false;
-      return bind(st, *t) == item.a;
+      bool bound = (size_t)item.a < st.slots.size();
+      int64_t shift = bound ? st.slots[(size_t)item.a].shift : t->storage_offset() - item.meta->offset;
+      if (!item.meta->fits(t->unsafeGetTensorImpl(), shift)) return false;
+      if (bound) return st.slots[(size_t)item.a].key == key;
+      if (st.index.count(key) || bind(st, *t) != item.a) return false;
+      st.slots.back().shift = shift;
+      return true;
     }
     case SCALAR:
       if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != item.obj) return false;
@@ -466,6 +475,8 @@ bool match_call(State& st, Node* n, PyObject* args, PyObject* kwargs) {
     PyObject* v = PyDict_GetItemWithError(kwargs, PyTuple_GET_ITEM(n->kwnames, i));
     ok = v && match_value(st, *n->args, at, v);
   }
+  if (n->absolute)
+    for (auto& item : *n->args) ok = ok && (item.kind != TENSOR || !st.slots[(size_t)item.a].shift);
   if (!ok) {
     st.truncate_slots(slots);
     st.truncate_scalars(scalars);
@@ -531,7 +542,7 @@ PyObject* make_output(State& st, Node* n, size_t& at, PyObject* args, PyObject* 
       return THPVariable_Wrap(tensor_on(storage, *item.meta));
     }
     case VIEW:
-      return THPVariable_Wrap(tensor_on(st.slots[(size_t)item.a].storage(), *item.meta));
+      return THPVariable_Wrap(tensor_on(st.slots[(size_t)item.a].storage(), *item.meta, st.slots[(size_t)item.a].shift));
     case SAME: {
       PyObject* o = tensor_argument(args, kwargs, n->kwnames, item.a);
       Py_XINCREF(o);
@@ -588,7 +599,8 @@ bool check_output(State& st, Node* n, size_t& at, PyObject* value, PyObject* arg
     case NEW:
     case VIEW: {
       const at::Tensor* t = unpack(value);
-      if (!t || !is_plain(t->unsafeGetTensorImpl()) || !item.meta->fits(t->unsafeGetTensorImpl())) return false;
+      int64_t shift = item.kind == VIEW ? st.slots[(size_t)item.a].shift : 0;
+      if (!t || !is_plain(t->unsafeGetTensorImpl()) || !item.meta->fits(t->unsafeGetTensorImpl(), shift)) return false;
       auto found = st.index.find(t->storage().unsafeGetStorageImpl());
       if (item.kind == VIEW) return found != st.index.end() && found->second == item.a;
       return found == st.index.end() && (int64_t)t->storage().nbytes() == item.nbytes && bind(st, *t) == item.a;
@@ -660,11 +672,28 @@ PyObject* session_lookup(PyObject* self, PyObject* tensor) {
   return PyLong_FromLong(found == st.index.end() ? -1 : found->second);
 }
 
+// shift(tensor): by how much its offset differs from that in the program. meta(tensor): its Meta in the program.
+int64_t shift_of(const State& st, const at::Tensor& t) {
+  auto found = st.index.find(t.storage().unsafeGetStorageImpl());
+  return found == st.index.end() ? 0 : st.slots[(size_t)found->second].shift;
+}
+
+PyObject* session_shift(PyObject* self, PyObject* tensor) {
+  return PyLong_FromLongLong(shift_of(*as_session(self)->s, *unpack(tensor)));
+}
+
+PyObject* session_meta(PyObject* self, PyObject* tensor) {
+  HANDLE_TH_ERRORS
+  const at::Tensor& t = *unpack(tensor);
+  return meta_tuple(t.unsafeGetTensorImpl(), shift_of(*as_session(self)->s, t));
+  END_HANDLE_TH_ERRORS
+}
+
 PyObject* build_value(State& st, const std::vector<Item>& items, size_t& at, uint32_t& scalar) {
   const Item& item = items[at++];
   switch (item.kind) {
     case TENSOR:
-      if (auto storage = st.slots[(size_t)item.a].storage()) return THPVariable_Wrap(tensor_on(storage, *item.meta));
+      if (auto storage = st.slots[(size_t)item.a].storage()) return THPVariable_Wrap(tensor_on(storage, *item.meta, st.slots[(size_t)item.a].shift));
       PyErr_Format(PyExc_AssertionError, "slot %d was released before its last use", item.a);
       return nullptr;
     case SCALAR:
@@ -788,7 +817,7 @@ PyObject* session_tensor(PyObject* self, PyObject* const* a, Py_ssize_t) {
   auto& slot = st.slots[(size_t)PyLong_AsSsize_t(a[0])];
   auto storage = slot.storage();
   if (!storage) { PyErr_SetString(PyExc_AssertionError, "slot was released"); return nullptr; }
-  return THPVariable_Wrap(tensor_on(storage, m));
+  return THPVariable_Wrap(tensor_on(storage, m, slot.shift));
   END_HANDLE_TH_ERRORS
 }
 
@@ -877,7 +906,7 @@ PyObject* session_freeze(PyObject* self, PyObject*) {
   for (PyObject* v : st.scalars) to.scalars.push_back(node_get(v));
   for (auto& slot : st.slots) {
     Slot kept;
-    kept.created = slot.created; kept.nbytes = slot.nbytes; kept.device = slot.device;
+    kept.created = slot.created; kept.nbytes = slot.nbytes; kept.device = slot.device; kept.shift = slot.shift;
     if (!slot.created) { kept.strong = slot.strong; kept.key = slot.key; }
     to.slots.push_back(std::move(kept));
   }
@@ -900,6 +929,7 @@ PyObject* session_thaw(PyObject* self, PyObject* const* a, Py_ssize_t) {
     Slot slot;
     slot.nbytes = from.slots[i].nbytes;
     slot.device = from.slots[i].device;
+    slot.shift = from.slots[i].shift;
     if (from.slots[i].created) defer(slot);
     else { slot.strong = from.slots[i].strong; slot.key = from.slots[i].key; }
     st.slots.push_back(std::move(slot));
@@ -1022,6 +1052,7 @@ PyMethodDef session_methods[] = {
     {"freeze", session_freeze, METH_NOARGS, nullptr}, {"thaw", FAST(session_thaw)}, {"keys", session_keys, METH_NOARGS, nullptr},
     {"abandoned", session_abandoned, METH_NOARGS, nullptr}, {"forget_input", session_forget_input, METH_O, nullptr},
     {"overlaps", session_overlaps, METH_NOARGS, nullptr}, {"stale", session_stale, METH_O, nullptr},
+    {"shift", session_shift, METH_O, nullptr}, {"meta", session_meta, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 PyGetSetDef session_getset[] = {
     {"current", session_current, nullptr, nullptr, nullptr}, {"length", session_length, nullptr, nullptr, nullptr},
@@ -1042,15 +1073,36 @@ const std::string kMode = "markstep";
 using c10::impl::TorchDispatchModeTLS;
 using Mode = c10::impl::PyObject_TorchDispatchMode;
 
+// Does an argument dispatch in Python by itself (a tensor subclass)?
+bool has_subclass(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  auto subclass = [](const c10::IValue& v) {
+    return v.isTensor() && v.toTensor().defined() && v.toTensor().key_set().has(c10::DispatchKey::Python);
+  };
+  auto args = torch::jit::last(stack, op.schema().arguments().size());
+  return std::any_of(args.begin(), args.end(), [&](const c10::IValue& v) {
+    if (v.isTensorList() || v.isOptionalTensorList()) { auto l = v.toListRef(); return std::any_of(l.begin(), l.end(), subclass); }
+    return subclass(v);
+  });
+}
+
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  if (TorchDispatchModeTLS::any_modes_set()) {  // torch < 2.13 comes here before the user's modes: theirs go first
+  bool hidden = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);  // code that wants no modes and subclasses
+  // Where the key stands above Python (torch < 2.13), the user's modes must go first.
+  if (TorchDispatchModeTLS::any_modes_set() || (hidden && has_subclass(op, *stack))) {
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
     return;
   }
   c10::impl::ExcludeDispatchKeyGuard once(kKey);
   const auto& kept = at::impl::ThreadLocalPythonObjects::get(kMode);
   TorchDispatchModeTLS::push_non_infra_mode_onto_stack(std::shared_ptr<Mode>(kept, (Mode*)kept.get()));
-  struct Pop { ~Pop() { TorchDispatchModeTLS::pop_stack(); } } pop;
+  c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Python, false);
+  struct Restore {
+    bool hidden;
+    ~Restore() {
+      c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Python, hidden);
+      TorchDispatchModeTLS::pop_stack();
+    }
+  } restore{hidden};
   (*getPyInterpreter())->dispatch(op, stack);
 }
 

@@ -69,12 +69,18 @@ class Call:
         return [r.slot for r in leaves((self.args, tuple(self.kwargs.values()))) if type(r) is Ref]
 
     @property
+    def absolute(self) -> bool:
+        """Is one of the arguments an offset on a storage? Other operators count from the tensor that they are given."""
+        return self.op._schema.name.startswith("aten::as_strided")
+
+    @property
     def creates(self) -> list[New]:
         """Results on storages of their own."""
         return [o for o in leaves(self.outs) if type(o) is New]
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _load_call, (self.op.name(), self.args, self.kwargs, self.outs, self.writes, self.source, self.grad)
+        op = (self.op.name(), torch.Tag.nondeterministic_seeded in self.op.tags)
+        return _load_call, (op, self.args, self.kwargs, self.outs, self.writes, self.source, self.grad)
 
     def __str__(self) -> str:
         parts = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.kwargs.items()]
@@ -158,8 +164,29 @@ def find_op(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
 
 
-def _load_call(name: str, *rest: Any) -> Call:
-    return Call(find_op(name), *rest)
+@dataclass(frozen=True)
+class UnknownOp:
+    """An operator of a library that this process has not loaded: it has a name, and cannot be called."""
+
+    qualified: str
+    tags: tuple[torch.Tag, ...]
+
+    @property
+    def namespace(self) -> str:
+        """What stands before the colons."""
+        return self.qualified.partition("::")[0]
+
+    def name(self) -> str:
+        """As of a real operator, with the overload."""
+        return self.qualified
+
+
+def _load_call(op: tuple[str, bool], *rest: Any) -> Call:
+    name, random = op
+    try:
+        return Call(find_op(name), *rest)
+    except AttributeError:
+        return Call(UnknownOp(name, (torch.Tag.nondeterministic_seeded,) if random else ()), *rest)
 
 
 def _show(value: Any) -> str:

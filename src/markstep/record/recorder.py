@@ -33,7 +33,7 @@ def describe_arguments(
 
     def describe(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return Ref(session.bind(value), intern(native.meta(value)))
+            return Ref(session.bind(value), intern(session.meta(value)))
         return value
 
     return map_leaves(describe, args), {k: map_leaves(describe, v) for k, v in kwargs.items()}
@@ -49,7 +49,7 @@ def describe_results(native: ModuleType, session: Any, out: Any, args: tuple[Any
         for position, argument in enumerate(tensors):
             if argument is value:
                 return Same(position)
-        slot, meta = session.lookup(value), intern(native.meta(value))
+        slot, meta = session.lookup(value), intern(session.meta(value))
         if slot >= 0:
             return Ref(slot, meta)
         return New(session.bind(value), meta, native.nbytes(value))
@@ -167,6 +167,15 @@ def first_difference(
     return f"{op.name()}: its result"
 
 
+def same_tensors(native: ModuleType, session: Any, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Does a call look at the expected tensors, whatever its constants are?"""
+    templates, values = [*leaves((call.args, tuple(call.kwargs.values())))], [*leaves((args, tuple(kwargs.values())))]
+    pairs = zip(templates, values, strict=False)
+    return len(templates) == len(values) and not any(
+        isinstance(t, Ref) and _difference(native, session, t, v) for t, v in pairs
+    )
+
+
 _FIELDS = ("shape", "stride", "storage offset", "dtype", "device", "conjugate bit", "negative bit")
 
 
@@ -176,7 +185,7 @@ def _difference(native: ModuleType, session: Any, template: Any, value: Any) -> 
             return f"{value!r} instead of a tensor"
         if not native.is_plain(value):
             return f"a {type(value).__name__} that is not a plain strided tensor"
-        for field, want, got in zip(_FIELDS, template.meta, native.meta(value), strict=True):
+        for field, want, got in zip(_FIELDS, template.meta, session.meta(value), strict=True):
             if want != got:
                 return f"{field} {_text(got)} instead of {_text(want)}"
         slot = session.lookup(value)

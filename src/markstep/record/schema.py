@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from markstep.record.program import UnknownOp
+
 
 class Kind(Enum):
     """How a call is treated."""
@@ -29,6 +31,8 @@ class OpFacts:
         promotable: positions and names of arguments whose numbers may become inputs of a program.
         random: draws from a generator.
         rng_state: reads or sets the state of a generator.
+        mutates: writes to an argument.
+        view: all results look at the storage of an argument.
     """
 
     kind: Kind
@@ -37,6 +41,7 @@ class OpFacts:
     random: bool
     rng_state: bool
     mutates: bool
+    view: bool
 
 
 # Results that depend on metadata alone although they are plain Python values.
@@ -73,6 +78,8 @@ _HOLDABLE = (int, float, bool, complex, str, torch.dtype, torch.device, torch.la
 @cache
 def facts(op: Any) -> OpFacts:
     """Reads the facts about an operator overload from its schema, tags and name."""
+    if isinstance(op, UnknownOp):
+        return OpFacts(Kind.LAZY, frozenset(), frozenset(), bool(op.tags), False, False)
     schema, tags, name = op._schema, set(op.tags), op._schema.name
     writes: set[int | str] = set()
     promotable: set[int | str] = set()
@@ -98,6 +105,7 @@ def facts(op: Any) -> OpFacts:
         torch.Tag.nondeterministic_seeded in tags,
         op.namespace == "markstep" and name.endswith("rng_state"),
         bool(writes),
+        not writes and bool(schema.returns) and all(r.alias_info is not None for r in schema.returns),
     )
 
 
