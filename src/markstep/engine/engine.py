@@ -224,12 +224,7 @@ class Engine:
         session, known = self.session, facts(func)
         if not session.length:
             return func(*args, **kwargs)
-        if (
-            known.kind is Kind.VALUE
-            and not known.mutates
-            and not known.random
-            and self._recordable(func, args, kwargs)
-        ):
+        if known.kind is Kind.VALUE and not known.mutates and not known.random and self._recordable(func, args, kwargs):
             tensors = [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)]
             slots = {session.lookup(t) for t in tensors} - {-1}
             chosen = early_slice(session.path, self.done, slots)
