@@ -85,3 +85,74 @@ def test_numpy_after_a_value_was_read_early() -> None:
         return step
 
     same(make)
+
+
+def test_numbers_that_a_kernel_refuses_fail_at_their_line() -> None:
+    def make() -> Callable[[int], Any]:
+        x = torch.zeros(3, dtype=torch.int8)
+
+        def step(k: int) -> Any:
+            try:
+                x.fill_(k if k < 3 else 1000 * k)
+            except RuntimeError as error:
+                return str(error), x.clone()
+            return x + 1
+
+        return step
+
+    same(make)
+
+
+def test_not_a_number_into_integers_fails_at_its_line() -> None:
+    def make() -> Callable[[int], Any]:
+        x = torch.zeros(3, dtype=torch.int64)
+
+        def step(k: int) -> Any:
+            try:
+                x.masked_fill_(x == 0, float("nan") if k == 3 else k / 2)
+            except RuntimeError as error:
+                return str(error), x.clone()
+            return x + 1
+
+        return step
+
+    same(make)
+
+
+@pytest.mark.parametrize("zero", [complex(0.0, -0.0), complex(-0.0, 0.0), -0.0])
+def test_signs_of_zero_are_not_mixed_up(zero: complex) -> None:
+    def make() -> Callable[[int], Any]:
+        return lambda k: torch.ones(3, dtype=torch.complex64) * (zero if k % 3 == 2 else zero * 0 + 0.0)
+
+    same(make, 7)
+
+
+def test_numbers_that_decide_on_a_shape() -> None:
+    same(lambda: lambda k: torch.arange(3 + k % 2) + torch.arange(0.0, 1.0, 0.5 / (1 + k % 2)).sum(), 8)
+
+
+def test_version_counters_of_foreach_operands() -> None:
+    def make() -> Callable[[int], Any]:
+        x = torch.ones(3)
+
+        def step(k: int) -> Any:
+            torch._foreach_add_([x], 1.0 + k)
+            return x._version
+
+        return step
+
+    same(make)
+
+
+def test_backward_formulas_take_eager_paths() -> None:
+    """A dispatch mode would make autograd choose other formulas: another sign of zero, another rounding."""
+
+    def make() -> Callable[[int], Any]:
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+
+        def step(k: int) -> Any:
+            return torch.autograd.grad((x * k).prod() + x.median() ** 2, x)
+
+        return step
+
+    same(make)

@@ -23,6 +23,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -129,6 +130,7 @@ struct Item {
   PyObject* obj = nullptr;    // constant, or the type of a promoted scalar
   std::shared_ptr<Meta> meta;
   int64_t nbytes = 0;
+  double limit = 0;           // of a promoted scalar
 };
 
 struct Node {
@@ -141,6 +143,7 @@ struct Node {
   std::vector<Item>* args;
   std::vector<Item>* outs;
   std::vector<int32_t>* writes;
+  std::vector<int32_t>* bumps;
   std::vector<Node*>* children;
   Node* parent;               // borrowed: parents own children
   int32_t depth, slots_after;
@@ -189,7 +192,10 @@ bool flatten(PyObject* o, std::vector<Item>& out, bool result) {
   } else if (type == g_scalar) {
     item.kind = SCALAR;
     item.obj = PyObject_GetAttrString(o, "type");
-    if (!item.obj) return false;
+    PyObject* limit = item.obj ? PyObject_GetAttrString(o, "limit") : nullptr;
+    if (!limit) return false;
+    item.limit = PyFloat_AsDouble(limit);
+    Py_DECREF(limit);
   } else if (PyList_CheckExact(o) || PyTuple_CheckExact(o)) {
     item.kind = PyList_CheckExact(o) ? LIST : TUPLE;
     Py_ssize_t n = PySequence_Fast_GET_SIZE(o);
@@ -211,18 +217,24 @@ void clear_items(std::vector<Item>& items) {
   items.clear();
 }
 
+bool load_ints(PyObject* call, const char* name, std::vector<int32_t>& out) {
+  out.clear();
+  PyObject* values = PyObject_GetAttrString(call, name);
+  for (Py_ssize_t i = 0; values && i < PyTuple_GET_SIZE(values); i++) out.push_back((int32_t)PyLong_AsLong(PyTuple_GET_ITEM(values, i)));
+  Py_XDECREF(values);
+  return !PyErr_Occurred();
+}
+
 // (Re)reads the templates from node->call: args, kwargs, outs, writes.
 bool load_call(Node* n) {
   clear_items(*n->args);
   clear_items(*n->outs);
-  n->writes->clear();
   PyObject* args = PyObject_GetAttrString(n->call, "args");
   PyObject* kwargs = PyObject_GetAttrString(n->call, "kwargs");
   PyObject* outs = PyObject_GetAttrString(n->call, "outs");
-  PyObject* writes = PyObject_GetAttrString(n->call, "writes");
   PyObject* grad = PyObject_GetAttrString(n->call, "grad");
   PyObject* absolute = PyObject_GetAttrString(n->call, "absolute");
-  bool ok = args && kwargs && outs && writes && grad && absolute;
+  bool ok = args && kwargs && outs && grad && absolute && load_ints(n->call, "writes", *n->writes) && load_ints(n->call, "bumps", *n->bumps);
   if (ok) {
     n->grad = grad == Py_True;
     n->absolute = absolute == Py_True;
@@ -237,9 +249,8 @@ bool load_call(Node* n) {
       ok = flatten(value, *n->args, false);
     }
     ok = ok && flatten(outs, *n->outs, true);
-    for (Py_ssize_t i = 0; ok && i < PyTuple_GET_SIZE(writes); i++) n->writes->push_back((int32_t)PyLong_AsLong(PyTuple_GET_ITEM(writes, i)));
   }
-  Py_XDECREF(args); Py_XDECREF(kwargs); Py_XDECREF(outs); Py_XDECREF(writes); Py_XDECREF(grad); Py_XDECREF(absolute);
+  Py_XDECREF(args); Py_XDECREF(kwargs); Py_XDECREF(outs); Py_XDECREF(grad); Py_XDECREF(absolute);
   return ok && !PyErr_Occurred();
 }
 
@@ -251,6 +262,7 @@ PyObject* node_new(PyTypeObject* type, PyObject* args, PyObject*) {
   auto* n = reinterpret_cast<Node*>(type->tp_alloc(type, 0));
   if (!n) return nullptr;
   n->args = new std::vector<Item>(); n->outs = new std::vector<Item>(); n->writes = new std::vector<int32_t>();
+  n->bumps = new std::vector<int32_t>();
   n->children = new std::vector<Node*>();
   Py_INCREF(func); n->func = func;
   Py_INCREF(call); n->call = call;
@@ -281,7 +293,7 @@ void node_dealloc(PyObject* self) {
     Py_DECREF(c);
   }
   clear_items(*n->args); clear_items(*n->outs);
-  delete n->args; delete n->outs; delete n->writes; delete n->children;
+  delete n->args; delete n->outs; delete n->writes; delete n->bumps; delete n->children;
   Py_CLEAR(n->func); Py_CLEAR(n->call); Py_CLEAR(n->kwnames); Py_CLEAR(n->info);
   Py_TYPE(self)->tp_free(self);
 }
@@ -424,9 +436,20 @@ bool same_constant(PyObject* a, PyObject* b) {
     double x = PyFloat_AS_DOUBLE(a), y = PyFloat_AS_DOUBLE(b);
     return std::memcmp(&x, &y, sizeof x) == 0;
   }
+  if (PyComplex_CheckExact(a)) {
+    Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
+    return std::memcmp(&x, &y, sizeof x) == 0;
+  }
   int eq = PyObject_RichCompareBool(a, b, Py_EQ);
   if (eq < 0) PyErr_Clear();
   return eq == 1;
+}
+
+// Is |value| at most `limit`? False for NaN.
+bool within(PyObject* value, double limit) {
+  double v = PyFloat_AsDouble(value);
+  if (PyErr_Occurred()) { PyErr_Clear(); return false; }
+  return std::abs(v) <= limit;
 }
 
 // Compares one argument tree with the template; binds input slots and scalars on the way.
@@ -446,7 +469,7 @@ bool match_value(State& st, const std::vector<Item>& items, size_t& at, PyObject
       return true;
     }
     case SCALAR:
-      if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != item.obj) return false;
+      if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != item.obj || !within(value, item.limit)) return false;
       Py_INCREF(value);
       st.scalars.push_back(value);
       return true;
@@ -581,6 +604,7 @@ PyObject* session_match(PyObject* self, PyObject* const* a, Py_ssize_t) {
   PyObject* out = make_output(st, n, at, a[1], a[2]);
   if (out)
     for (int32_t w : *n->writes) flag(st.slots[(size_t)w]);
+  for (int32_t b : *n->bumps) unpack(tensor_argument(a[1], a[2], n->kwnames, b))->unsafeGetTensorImpl()->bump_version();
   return out;
   END_HANDLE_TH_ERRORS
 }

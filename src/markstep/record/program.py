@@ -6,8 +6,9 @@ program in the order of first use, so two recordings of the same step give equal
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -43,9 +44,13 @@ class Same:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A number that differs between steps: an input of the program, of the given Python type."""
+    """A number that differs between steps: an input of the program, of the given Python type.
+
+    Its absolute value is at most `limit`, so that no kernel refuses it: an error has to come at the user's line.
+    """
 
     type: type
+    limit: float = field(default=math.inf, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class Call:
     """One operator call. `args` and `kwargs` hold `Ref`, `Scalar` and constants, nested in lists and tuples.
 
     `grad` is the grad mode it was made in: some kernels look at it (oneDNN's LSTM keeps a workspace only with it).
+    `bumps` names tensor arguments (counted through nested lists) whose version counter the kernel itself moves on.
     """
 
     op: Any
@@ -62,6 +68,7 @@ class Call:
     writes: tuple[int, ...]
     source: str
     grad: bool = False
+    bumps: tuple[int, ...] = ()
 
     @property
     def reads(self) -> list[int]:
@@ -80,7 +87,7 @@ class Call:
 
     def __reduce__(self) -> tuple[Any, ...]:
         op = (self.op.name(), torch.Tag.nondeterministic_seeded in self.op.tags)
-        return _load_call, (op, self.args, self.kwargs, self.outs, self.writes, self.source, self.grad)
+        return _load_call, (op, self.args, self.kwargs, self.outs, self.writes, self.source, self.grad, self.bumps)
 
     def __str__(self) -> str:
         parts = [_show(a) for a in self.args] + [f"{k}={_show(v)}" for k, v in self.kwargs.items()]

@@ -61,9 +61,7 @@ def written_slots(known: OpFacts, args: tuple[Any, ...], kwargs: dict[str, Any])
     """Slots that a call with these argument templates mutates."""
     if not known.writes:
         return ()
-    written = [args[i] for i in range(len(args)) if i in known.writes] + [
-        v for k, v in kwargs.items() if k in known.writes
-    ]
+    written = [args[i] for i in range(len(args)) if i in known.writes] + [v for k, v in kwargs.items() if k in known.writes]
     return tuple(dict.fromkeys(r.slot for r in leaves(written) if type(r) is Ref))
 
 
@@ -84,10 +82,9 @@ def record_call(
     """
     templates = describe_arguments(native, session, args, kwargs)
     known = facts(op)
-    watched = (
-        [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)] if known.mutates else []
-    )
+    watched = [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)] if known.mutates else []
     before = [native.meta(t) for t in watched]
+    versions = [_version(t) for t in watched]
     try:
         out = (run or op)(*args, **kwargs)
     except BaseException:
@@ -98,9 +95,14 @@ def record_call(
         session.trim()
         return False, out
     outs = describe_results(native, session, out, args, kwargs)
-    call = Call(op, *templates, outs, written_slots(known, *templates), source, torch.is_grad_enabled())
+    bumps = tuple(i for i, t in enumerate(watched) for _ in range(_version(t) - versions[i]))
+    call = Call(op, *templates, outs, written_slots(known, *templates), source, torch.is_grad_enabled(), bumps)
     append(native, session, call, special=False)
     return True, out
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def append(native: ModuleType, session: Any, call: Call, *, special: bool) -> Any:
@@ -117,37 +119,48 @@ def promote(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call |
         return None
     if call.grad != torch.is_grad_enabled():
         return None
+    limit = _limit(call)
+    limits = {name: limit for name in known.promotable}
     try:
-        new_args = tuple(
-            _promote(t, v, i in known.promotable) for i, (t, v) in enumerate(zip(call.args, args, strict=True))
-        )
-        new_kwargs = {k: _promote(t, kwargs[k], k in known.promotable) for k, t in call.kwargs.items()}
+        new_args = tuple(_promote(t, v, limits.get(i)) for i, (t, v) in enumerate(zip(call.args, args, strict=True)))
+        new_kwargs = {k: _promote(t, kwargs[k], limits.get(k)) for k, t in call.kwargs.items()}
     except _OtherDifference:
         return None
-    return replace(call, args=new_args, kwargs=new_kwargs)
+    promoted = replace(call, args=new_args, kwargs=new_kwargs)
+    return None if promoted == call else promoted
+
+
+def _limit(call: Call) -> float:
+    """The largest number that every dtype of a call can hold: kernels refuse larger ones."""
+    values = list(leaves((call.args, tuple(call.kwargs.values()))))
+    dtypes = {v.meta[3] for v in values if isinstance(v, Ref)} | {v for v in values if isinstance(v, torch.dtype)}
+    infos = [torch.finfo(d) if d.is_floating_point or d.is_complex else torch.iinfo(d) for d in dtypes - {torch.bool}] or [
+        torch.finfo(torch.float32)
+    ]
+    return min(float(info.max) for info in infos)
 
 
 class _OtherDifference(Exception):
     pass
 
 
-def _promote(template: Any, value: Any, promotable: bool) -> Any:
+def _promote(template: Any, value: Any, limit: float | None) -> Any:
     if isinstance(template, (list, tuple)):
         if type(template) is not type(value) or len(template) != len(value):
             raise _OtherDifference
-        return type(template)(_promote(t, v, promotable) for t, v in zip(template, value, strict=True))
+        return type(template)(_promote(t, v, limit) for t, v in zip(template, value, strict=True))
     if isinstance(template, (Ref, Scalar)):
         return template
-    if type(template) is type(value) and (template == value or (template != template and value != value)):
+    if type(template) is not type(value):
+        raise _OtherDifference
+    if repr(template) == repr(value) if isinstance(value, (float, complex)) else template == value:
         return template
-    if promotable and type(template) is type(value) and type(value) in (int, float):
-        return Scalar(type(value))
+    if limit is not None and type(value) in (int, float) and abs(template) <= limit and abs(value) <= limit:
+        return Scalar(type(value), limit)
     raise _OtherDifference
 
 
-def first_difference(
-    native: ModuleType, session: Any, call: Call, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> str:
+def first_difference(native: ModuleType, session: Any, call: Call, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """What differs between an expected call and the one that came, for a person."""
     if call.op is not op:
         return f"operator: {call.op.name()} was expected, {op.name()} came"
@@ -171,9 +184,7 @@ def same_tensors(native: ModuleType, session: Any, call: Call, args: tuple[Any, 
     """Does a call look at the expected tensors, whatever its constants are?"""
     templates, values = [*leaves((call.args, tuple(call.kwargs.values())))], [*leaves((args, tuple(kwargs.values())))]
     pairs = zip(templates, values, strict=False)
-    return len(templates) == len(values) and not any(
-        isinstance(t, Ref) and _difference(native, session, t, v) for t, v in pairs
-    )
+    return len(templates) == len(values) and not any(isinstance(t, Ref) and _difference(native, session, t, v) for t, v in pairs)
 
 
 _FIELDS = ("shape", "stride", "storage offset", "dtype", "device", "conjugate bit", "negative bit")
