@@ -54,9 +54,7 @@ def training(dtype: str, markstep_on: bool) -> Callable[[], float]:
 
     torch.manual_seed(0)
     size = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1536}
-    model = BertForMaskedLM(
-        BertConfig(vocab_size=VOCABULARY, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **size)
-    )
+    model = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **size))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, weight_decay=0.01, fused=True)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, total_iters=20)
     data = batches(seed=1)
@@ -96,9 +94,7 @@ def worker(who: str, dtype: str) -> None:
                 times.append(time.perf_counter() - start)
             answer = {"losses": losses, "times": times, "settled": who == "eager" or is_settled()}
         else:
-            peak = next(
-                int(x.split()[1]) for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM")
-            )
+            peak = next(int(x.split()[1]) for x in Path("/proc/self/status").read_text().splitlines() if x.startswith("VmHWM"))
             answer = {"peak_mb": peak / 1024, "explain": explanation() if who == "markstep" else ""}
         print(json.dumps(answer), file=answers, flush=True)
 
@@ -122,9 +118,7 @@ class Side:
     def __init__(self, who: str, dtype: str) -> None:
         command = [sys.executable, "-W", "ignore", __file__, "--worker", who, "--dtype", dtype]
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "HF_HUB_OFFLINE": "1"}
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
         self.losses: list[float] = []
         self.times: list[float] = []
 
@@ -182,9 +176,7 @@ def measure(eager: Side, ours: Side) -> tuple[list[float], list[float]]:
 def main(dtype: str) -> None:
     words = len(english())
     print("Masked language modelling: BERT (6 layers, 384 wide) from random weights on the text of Python's help pages")
-    print(
-        f"({words:,} words, vocabulary {VOCABULARY:,}, batches of {BATCH} x {LENGTH}, {dtype}), AdamW, clipping, warm-up schedule.\n"
-    )
+    print(f"({words:,} words, vocabulary {VOCABULARY:,}, batches of {BATCH} x {LENGTH}, {dtype}); AdamW, clipping, schedule.\n")
     eager, ours = Side("eager", dtype), Side("markstep", dtype)
     meanwhile = warm_up(eager, ours)
     theirs, mine = measure(eager, ours)

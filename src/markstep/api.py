@@ -6,7 +6,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 from markstep.engine import report, threads
 from markstep.engine.options import enabled, resolve
@@ -37,7 +37,7 @@ def compile(fn: Callable[P, R], **options: Any) -> Callable[P, R]:  # noqa: A001
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         with Region(place, "end of the step", (args, kwargs) if place.options.replay else None) as region:
             if region.skipped:
-                return region.result  # type: ignore[no-any-return]
+                return cast(R, region.result)
             result = fn(*args, **kwargs)
             region.observe(result)
             return result

@@ -90,9 +90,7 @@ def _environment() -> list[tuple[str, str]]:
         ("enabled", "yes" if enabled() else "no: MARKSTEP=0"),
         ("options", _options()),
     ]
-    names = sorted(
-        n for n in os.environ if n.startswith(("MARKSTEP", "TORCHINDUCTOR", "TORCH_COMPILE", "OMP_", "KMP_"))
-    )
+    names = sorted(n for n in os.environ if n.startswith(("MARKSTEP", "TORCHINDUCTOR", "TORCH_COMPILE", "OMP_", "KMP_")))
     return lines + [("variable", f"{name}={os.environ[name]}") for name in names]
 
 

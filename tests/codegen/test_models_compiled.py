@@ -24,9 +24,7 @@ def _always_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def losses_and_state(
-    make: Callable[[], Any], steps: int, wrap: Callable[[Any], Any]
-) -> tuple[list[Any], dict[str, Any]]:
+def losses_and_state(make: Callable[[], Any], steps: int, wrap: Callable[[Any], Any]) -> tuple[list[Any], dict[str, Any]]:
     torch.manual_seed(0)
     step, state = make()
     step = wrap(step)

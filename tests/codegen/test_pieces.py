@@ -106,9 +106,7 @@ def test_views_updated_in_place() -> None:
     compare(middle)
 
 
-def test_a_program_that_does_not_compile_stays_eager(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_program_that_does_not_compile_stays_eager(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(jobs, "_ask", lambda request: {"error": "RuntimeError: no such compiler", "trace": ""})
     with caplog.at_level(logging.WARNING, logger="markstep"):
         got = train(lambda h, i: h.sinh(), background=False)

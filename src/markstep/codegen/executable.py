@@ -51,10 +51,7 @@ class Compiled:
         keys: Any,
     ) -> None:
         args = [session.tensor(slot, meta) for slot, meta in feed.tensors]
-        args += [
-            torch.tensor(scalars[k], dtype=torch.float64 if self.kinds[k] is float else torch.int64)
-            for k in feed.scalars
-        ]
+        args += [torch.tensor(scalars[k], dtype=torch.float64 if self.kinds[k] is float else torch.int64) for k in feed.scalars]
         args += [drawn[i] for i in feed.draws]
         if feed.keys:
             args.append(keys)
@@ -65,9 +62,7 @@ class Compiled:
                 value = value.clone()
             seen.add(id(value))
             if not session.fill(new.slot, value, new.meta):
-                raise RuntimeError(
-                    f"the compiled program gave {tuple(value.shape)} for s{new.slot} instead of {new.meta[0]}"
-                )
+                raise RuntimeError(f"the compiled program gave {tuple(value.shape)} for s{new.slot} instead of {new.meta[0]}")
 
     def _keys(self) -> Tensor | None:
         if not self.key_count:

@@ -42,7 +42,8 @@ def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> str:
     from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
 
     output = graph.graph.output_node()
-    output.meta["user_visible_output_idxs"] = list(range(len(output.args[0])))
+    results: Any = output.args[0]
+    output.meta["user_visible_output_idxs"] = list(range(len(results)))
     fake_mode = torch._subclasses.fake_tensor.FakeTensorMode() if not example else example[0].fake_mode  # type: ignore[attr-defined]
     settings = {"fallback_random": True, "fx_graph_cache": False, "static_weight_shapes": True}
     with (
@@ -93,7 +94,7 @@ def _execute(source: str, folder: Path | None, keep: Callable[[list[str], str, A
     """Runs the generated module with kernels taken from `folder`, or compiled as usual and shown to `keep`."""
     from torch._inductor import async_compile
 
-    class Kernels(async_compile.AsyncCompile):  # type: ignore[misc]
+    class Kernels(async_compile.AsyncCompile):
         def __init__(self) -> None:
             super().__init__()
             self.asked: list[tuple[list[str], str, Any]] = []
@@ -109,12 +110,13 @@ def _execute(source: str, folder: Path | None, keep: Callable[[list[str], str, A
             return function
 
     module: Any = types.ModuleType("markstep_compiled_" + hashlib.sha256(source.encode()).hexdigest()[:16])
-    original = async_compile.AsyncCompile
-    async_compile.AsyncCompile = Kernels
+    library: Any = async_compile
+    original = library.AsyncCompile
+    library.AsyncCompile = Kernels
     try:
         exec(compile(source, f"<{module.__name__}>", "exec"), module.__dict__)
     finally:
-        async_compile.AsyncCompile = original
+        library.AsyncCompile = original
     return module
 
 

@@ -138,9 +138,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _start(cache_dir: Path) -> subprocess.Popen[bytes]:
-    environment = dict(
-        os.environ, PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)])
-    )
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
     environment |= {"MARKSTEP": "0", "TORCHINDUCTOR_CACHE_DIR": str(cache_dir / "inductor")}
     log_file = os.open(cache_dir / "compiler.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:

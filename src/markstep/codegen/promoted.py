@@ -41,14 +41,9 @@ def is_known(call: Call) -> bool:
     if schema.name.removeprefix("aten::").removesuffix("_") not in _RULES or schema.overload_name.endswith("mode"):
         return False
     values = [v for v in leaves((call.args, tuple(call.kwargs.values()))) if type(v) is Ref]
-    made = [o for o in leaves(call.outs) if isinstance(o, New)]
-    dtypes = {v.meta[3] for v in [*values, *made]}
-    return (
-        len(dtypes) == 1
-        and next(iter(dtypes)).is_floating_point
-        and isinstance(call.outs, (New, Same))
-        and bool(values)
-    )
+    made = [o for o in leaves(call.outs) if type(o) is New]
+    dtypes = {v.meta[3] for v in values} | {o.meta[3] for o in made}
+    return len(dtypes) == 1 and next(iter(dtypes)).is_floating_point and isinstance(call.outs, (New, Same)) and bool(values)
 
 
 def apply(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

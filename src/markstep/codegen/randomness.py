@@ -1,7 +1,8 @@
 """Random operators in compiled programs.
 
 Two ways. Hashed: a mask element is an integer hash of (the step's seed, the number of the draw, the element's index); it is
-computed inside the compiled program, costs no memory and can be computed again in backward. Drawn: the operator's random part is drawn from torch's generator before the program runs, in the order of the calls, and is an input.
+computed inside the compiled program, costs no memory and can be computed again in backward. Drawn: the operator's random
+part is drawn from torch's generator before the program runs, in the order of the calls, and is an input.
 
 The state of the generator, which `torch.utils.checkpoint` saves and restores around a recomputation, is the number of draws
 so far; restoring an earlier state makes the following draws repeat earlier numbers. Should a state leave the program (the
@@ -38,9 +39,7 @@ def assign(program: Program, rng: str) -> tuple[dict[int, int], tuple[int, ...]]
     calls = program.calls
     if rng == "hash" and not _state_escapes(program, random):
         return _count(program, random), tuple(
-            i
-            for i in random
-            if facts(calls[i].op).random and _name(calls[i]) not in _HASHED and _name(calls[i]) in _DRAWN
+            i for i in random if facts(calls[i].op).random and _name(calls[i]) not in _HASHED and _name(calls[i]) in _DRAWN
         )
     if all(_name(calls[i]) in _DRAWN or facts(calls[i].op).rng_state for i in random):
         return {}, tuple(random)

@@ -61,9 +61,7 @@ class Region:
         if replayer.ready and not ready:
             self.site.trial.restart()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.plan in ("nested", "off"):
             return
         if self.skipped:

@@ -116,9 +116,7 @@ def _result_slots(engine: Any, result: Any, keys: list[Any]) -> tuple[list[Any],
     for leaf in flat:
         if isinstance(leaf, torch.Tensor):
             if leaf.requires_grad and not leaf.is_leaf:
-                raise NotReplayable(
-                    "the step returns a tensor that autograd could still go back from: return it detached"
-                )
+                raise NotReplayable("the step returns a tensor that autograd could still go back from: return it detached")
             slot = engine.session.lookup(leaf)
             if slot < 0 or keys[slot] is not None:
                 raise NotReplayable("the step returns a tensor that it did not compute")

@@ -63,18 +63,10 @@ class Report:
     compiled_steps: int = 0
 
     def __str__(self) -> str:
-        lines = [
-            f"Markstep: {len(self.programs)} programs, {self.compiled_steps} compiled steps, {self.eager_steps} eager steps"
-        ]
+        lines = [f"Markstep: {len(self.programs)} programs, {self.compiled_steps} compiled steps, {self.eager_steps} eager steps"]
         for p in self.programs:
-            timing = (
-                f", compiled in {p.compile_s:.1f} s{' (from cache)' if p.cached else ''}"
-                if p.compile_s is not None
-                else ""
-            )
-            speed = (
-                f", {p.compiled_ms:.1f} ms against {p.eager_ms:.1f} ms eager" if p.compiled_ms and p.eager_ms else ""
-            )
+            timing = f", compiled in {p.compile_s:.1f} s{' (from cache)' if p.cached else ''}" if p.compile_s is not None else ""
+            speed = f", {p.compiled_ms:.1f} ms against {p.eager_ms:.1f} ms eager" if p.compiled_ms and p.eager_ms else ""
             lines.append(
                 f"  {p.name}: {p.calls} calls from {p.source}: {p.tensor_inputs} tensors and {p.scalar_inputs} numbers in; "
                 f"{p.state}{timing}{speed}; ran {p.runs} times compiled, {p.interpreted} times call by call"

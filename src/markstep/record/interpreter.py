@@ -12,7 +12,8 @@ _EXCLUDED = torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradCPU)
 for _key in torch._C.DispatchKey.__members__.values():
     if _key.name.startswith(("Autograd", "Autocast")) or _key.name == "ADInplaceOrView":
         _EXCLUDED = _EXCLUDED | torch._C.DispatchKeySet(_key)
-_EXCLUDED = _EXCLUDED | torch._C.DispatchKeySet(torch._C._parse_dispatch_key("Fake"))  # where Markstep intercepts calls
+_fake: Any = torch._C._parse_dispatch_key("Fake")
+_EXCLUDED = _EXCLUDED | torch._C.DispatchKeySet(_fake)  # where Markstep intercepts calls
 
 
 @contextmanager

@@ -59,6 +59,8 @@ _STORAGE = {
     "aten::resize", "aten::set", "aten::record_stream", "aten::_pin_memory", "aten::pin_memory", "aten::rename_",
     "inductor::resize_storage_bytes_", "fsdp::set_", "aten::_foobar",
 }  # fmt: skip
+# Their numbers decide on the shape of the result.
+_SHAPED = {"aten::arange", "aten::range"}
 # Results whose shape depends on values although they have no tag that says so.
 _UNTAGGED = {"aten::_pack_padded_sequence", "torchvision::nms"}
 _PASS_NAMESPACES = {"profiler", "debugprims", "prim", "prims_meta"}
@@ -79,14 +81,15 @@ _HOLDABLE = (int, float, bool, complex, str, torch.dtype, torch.device, torch.la
 def facts(op: Any) -> OpFacts:
     """Reads the facts about an operator overload from its schema, tags and name."""
     if isinstance(op, UnknownOp):
-        return OpFacts(Kind.LAZY, frozenset(), frozenset(), bool(op.tags), False, False)
+        return OpFacts(Kind.LAZY, frozenset(), frozenset(), bool(op.tags), False, False, False)
     schema, tags, name = op._schema, set(op.tags), op._schema.name
     writes: set[int | str] = set()
     promotable: set[int | str] = set()
     for i, a in enumerate(schema.arguments):
         if a.alias_info is not None and a.alias_info.is_write:
             writes |= {i, a.name}
-        if str(a.type) in _NUMBERS or str(a.type) in ("Tensor", "Optional[Tensor]"):  # a tensor operand may be a number
+        number = str(a.type) in _NUMBERS or str(a.type) in ("Tensor", "Optional[Tensor]")  # an operand may be a number
+        if number and name not in _SHAPED:
             promotable |= {i, a.name}
     if op.namespace in _PASS_NAMESPACES or name in _METADATA:
         kind = Kind.PASS

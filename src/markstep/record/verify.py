@@ -20,9 +20,7 @@ def verify(program: Program) -> None:
                 assert ref.slot == len(known), f"call {i} ({call}): s{ref.slot} is used before s{len(known)}"
                 known.add(ref.slot)
             if i in program.done and ref.slot in created:
-                assert created[ref.slot] in program.done, (
-                    f"call {i} ({call}) runs early but reads s{ref.slot}, which does not"
-                )
+                assert created[ref.slot] in program.done, f"call {i} ({call}) runs early but reads s{ref.slot}, which does not"
         assert set(call.writes) <= {r.slot for r in refs}, f"call {i} ({call}) writes to something that is no argument"
         for out in leaves(call.outs):
             if type(out) is New:
