@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 import shutil
 import types
 from collections.abc import Callable
@@ -92,24 +93,25 @@ def _kernel_file(argtypes: list[str], code: str) -> str:
 
 def _execute(source: str, folder: Path | None, keep: Callable[[list[str], str, Any], None] | None) -> Any:
     """Runs the generated module with kernels taken from `folder`, or compiled as usual and shown to `keep`."""
+    module: Any = types.ModuleType("markstep_compiled_" + hashlib.sha256(source.encode()).hexdigest()[:16])
+    if folder is not None:
+        light = _without_imports(source)
+        if light is not None:
+            module.__dict__.update(_STAND_INS, AsyncCompile=lambda: _Stored(folder))
+            exec(compile(light, f"<{module.__name__}>", "exec"), module.__dict__)
+            return module
     from torch._inductor import async_compile
+    from torch._inductor.codecache import CppPythonBindingsCodeCache
 
     class Kernels(async_compile.AsyncCompile):
-        def __init__(self) -> None:
-            super().__init__()
-            self.asked: list[tuple[list[str], str, Any]] = []
-
         def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
             if folder is not None:
                 return _load_kernel(folder / _kernel_file(argtypes, source_code))
-            from torch._inductor.codecache import CppPythonBindingsCodeCache
-
             function = CppPythonBindingsCodeCache.load_pybinding(argtypes, source_code)
             assert keep is not None
             keep(argtypes, source_code, function)
             return function
 
-    module: Any = types.ModuleType("markstep_compiled_" + hashlib.sha256(source.encode()).hexdigest()[:16])
     library: Any = async_compile
     original = library.AsyncCompile
     library.AsyncCompile = Kernels
@@ -118,6 +120,38 @@ def _execute(source: str, folder: Path | None, keep: Callable[[list[str], str, A
     finally:
         library.AsyncCompile = original
     return module
+
+
+# What generated CPU code imports from TorchInductor, which takes 1.5 s and 200 MB to load and which it hardly uses.
+_IMPORT = re.compile(r"^from torch\._inductor\.[\w.]+ import .*\n", re.MULTILINE)
+_KNOWN_IMPORTS = {"run_intermediate_hooks", "maybe_profile", "_align as align", "AsyncCompile", "extern_kernels"}
+_EXTERN = {"mm": torch.mm, "bmm": torch.bmm, "addmm": torch.addmm, "baddbmm": torch.baddbmm, "convolution": torch.convolution}
+_STAND_INS = {"extern_kernels": types.SimpleNamespace(**_EXTERN), "align": lambda size: (size + 63) // 64 * 64}
+
+
+class _Stored:
+    """In place of TorchInductor's AsyncCompile: every kernel is there already."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
+        return _load_kernel(self.folder / _kernel_file(argtypes, source_code))
+
+    def wait(self, scope: dict[str, Any]) -> None:
+        """All is there."""
+
+
+def _without_imports(source: str) -> str | None:
+    """Generated code without its imports of TorchInductor; None when it needs more than the stand-ins offer."""
+    head, _, tail = source.partition("if __name__ ==")
+    head = head.split("\ndef get_args")[0]
+    names = {line.strip().partition(" import ")[2] for line in _IMPORT.findall(head)}
+    used = set(re.findall(r"\bextern_kernels\.(\w+)", head))
+    light = _IMPORT.sub("", head)
+    if not names <= _KNOWN_IMPORTS or not used <= set(_EXTERN) or "torch._inductor" in light:
+        return None
+    return light
 
 
 _kernels: dict[str, Any] = {}
