@@ -29,10 +29,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "env":
         print("\n".join(f"{name:<14}{value}" for name, value in _environment()))
         return 0
+    from markstep.launch import run_module, run_script
+
+    if args.module:
+        run_module(args.script, args.arguments)
+        return 0
     if problem := _problem_with(Path(args.script)):
         parser.error(problem)
-    from markstep.launch import run_script
-
     run_script(args.script, args.arguments)
     return 0
 
@@ -46,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         help="run a PyTorch script with its training steps compiled",
         description="Run a PyTorch script as `python script.py ...` does, with its training steps compiled.",
     )
+    run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as in `python -m`")
     run.add_argument("script", help="a Python file")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
     commands.add_parser("bench", help="compare with eager PyTorch and torch.compile (needs a checkout)", add_help=False)

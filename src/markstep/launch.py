@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import builtins
+import os
 import runpy
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType, TracebackType
 from typing import Any
+
+import torch
 
 from markstep.engine import patches, threads
 from markstep.engine.engine import Engine
@@ -16,6 +22,8 @@ from markstep.engine.region import Place, hot_path
 from markstep.engine.site import Site, clock
 from markstep.engine.sources import user_line
 
+_PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
+
 
 def run_script(path: str, args: Sequence[str]) -> None:
     """Runs a Python file as `python path args...` would, with training steps compiled.
@@ -23,20 +31,78 @@ def run_script(path: str, args: Sequence[str]) -> None:
     Raises:
         FileNotFoundError: there is no such file.
     """
-    script = Path(path)
-    if not script.is_file():
+    if not Path(path).is_file():
         raise FileNotFoundError(f"there is no script {path!r}: give the path of a Python file")
     sys.argv = [path, *args]
-    sys.path.insert(0, str(script.resolve().parent))
-    if not enabled():
-        runpy.run_path(path, run_name="__main__")
-        return
-    with Automatic(resolve({})):
-        runpy.run_path(path, run_name="__main__")
+    _run(lambda: _execute(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
+
+
+def run_module(name: str, args: Sequence[str]) -> None:
+    """Runs a module as `python -m name args...` would, with training steps compiled."""
+    sys.argv = [name, *args]
+    _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), os.getcwd())
+
+
+def _run(start: Callable[[], object], folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path[0] = folder  # the folder of the `markstep` command is not for the script
+    try:
+        if not enabled():
+            start()
+            return
+        with Automatic(resolve({})):
+            start()
+    except SystemExit:
+        raise
+    except BaseException:
+        hook = sys.excepthook  # the script may have set its own
+
+        def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            seen = _without_launcher(trace)
+            hook(kind, error.with_traceback(seen), seen)
+
+        sys.excepthook = show
+        raise
+
+
+def _execute(path: str) -> None:
+    """Unlike `runpy.run_path` this leaves the script's module in place, for threads and exit handlers."""
+    main = ModuleType("__main__")
+    loader = SourceFileLoader("__main__", path)
+    vars(main).update(__file__=path, __cached__=None, __loader__=loader, __builtins__=builtins, __annotations__={})
+    sys.modules["__main__"] = main
+    exec(compile(loader.get_data(path), path, "exec", dont_inherit=True), vars(main))
+
+
+def _without_launcher(trace: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that plain `python` would show.
+
+    Frames of Markstep further down go too, with the one that calls the operator, unless the error is Markstep's own.
+    """
+    frames = []
+    while trace is not None:
+        frames.append(trace)
+        trace = trace.tb_next
+    files = [t.tb_frame.f_code.co_filename for t in frames]
+    own = [f.startswith(_PACKAGE) for f in files]
+    first = next(i for i, t in enumerate(frames) if t.tb_frame.f_code is _run.__code__) + 1
+    while first < len(frames) and files[first] == __file__:
+        first += 1
+    shown = list(range(first, len(frames)))
+    if not own[-1]:
+        shown = [i for i in shown if not own[i] and not (files[i] == torch._ops.__file__ and own[i - 1])]
+    following = None
+    for i in reversed(shown):
+        frames[i].tb_next = following
+        following = frames[i]
+    return following
 
 
 class Automatic:
-    """While active, every optimizer step in any thread ends a step of that thread."""
+    """From its beginning, every optimizer step in any thread ends a step of that thread.
+
+    At the end only the calling thread's work is finished: others may outlive the script.
+    """
 
     def __init__(self, options: Options) -> None:
         self.place = Place(options, "script")
@@ -45,11 +111,10 @@ class Automatic:
     def __enter__(self) -> Automatic:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self.hook = register_optimizer_step_post_hook(self._after_step)
+        register_optimizer_step_post_hook(self._after_step)
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self.hook.remove()
         stretch: Stretch | None = getattr(self.local, "stretch", None)
         if stretch is not None:
             stretch.stop(failed=kind is not None)
@@ -84,12 +149,12 @@ class Stretch:
 
     def next(self) -> None:
         """An optimizer has made a step: ends this stretch and starts the next."""
-        if self.followed and self.engine.site is not self.site:
-            return  # the script's own region is running inside
+        if self.engine.site is not (self.site if self.followed else None):
+            return  # inside a region that the script itself opened
         if self.followed:
             self.engine.boundary("optimizer step", user_line())
             self.site.finished(self.plan, clock() - self.start, self.engine.endings, self.engine.replayed)
-        elif threads.active() is None:
+        else:
             self.site.finished(self.plan, clock() - self.start, [], False)
         self.begin()
 

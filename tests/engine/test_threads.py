@@ -1,6 +1,9 @@
 """Threads and processes beside the training thread: each thread has its own engine, workers are left alone."""
 
+import _thread
+import queue
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -88,24 +91,71 @@ def test_a_thread_outside_of_steps_is_not_followed() -> None:
     assert markstep.explain().compiled_steps >= 1
 
 
-def test_a_thread_inside_the_step_shares_its_tensors() -> None:
-    """A helper thread that reads a result of the step while it is pending gets an error that names the remedy."""
+@pytest.mark.parametrize("how", ["start", "queue", "pool"])
+def test_a_thread_that_is_handed_a_pending_tensor_sees_its_values(how: str) -> None:
+    """A helper thread is started, or woken up, in the middle of a step, and hands its own results back at its end."""
+    todo: queue.Queue[Any] = queue.Queue()
+    pool = ThreadPoolExecutor(1)
+
+    def make() -> Any:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        x, seen = torch.randn(3, 4), [0.0]
+
+        def read(t: torch.Tensor) -> None:
+            seen.append((t * 2).sum().item())
+
+        def step(i: int) -> Any:
+            out = model(x)
+            optimizer.zero_grad()
+            out.square().sum().backward()
+            optimizer.step()
+            if how == "start":
+                helper = threading.Thread(target=read, args=(out.detach(),))
+                helper.start()
+                helper.join()
+            elif how == "queue":
+                todo.put((read, out.detach()))
+                todo.join()
+            else:
+                pool.submit(read, out.detach()).result()
+            return out + 1
+
+        return step, [model, seen]
+
+    def work() -> None:
+        while (task := todo.get()) is not None:
+            task[0](task[1])
+            todo.task_done()
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    compare(make, recorded=4, share=0.8)
+    todo.put(None)
+    worker.join()
+    pool.shutdown()
+
+
+def test_a_thread_that_takes_a_pending_tensor_gets_an_error() -> None:
+    """Without any of the usual ways of handing over there is an error that names the remedy, never garbage."""
     model, x = nn.Linear(4, 4), torch.randn(3, 4)
     errors: list[str] = []
 
-    def read(t: torch.Tensor) -> None:
+    def read(t: torch.Tensor, finished: Any) -> None:
         try:
             t.sum().item()
         except RuntimeError as error:
             errors.append(str(error))
+        finished.release()
 
     def step(synced: bool) -> torch.Tensor:
         out = model(x).detach()
         if synced:
             markstep.sync()
-        helper = threading.Thread(target=read, args=(out,))
-        helper.start()
-        helper.join()
+        finished = _thread.allocate_lock()
+        finished.acquire()
+        _thread.start_new_thread(read, (out, finished))
+        finished.acquire()
         return out + 1
 
     compiled = markstep.compile(step, **EXACT)
@@ -167,7 +217,6 @@ def test_backward_in_another_thread() -> None:
         def step(i: int) -> Any:
             loss = model(x).square().mean()
             optimizer.zero_grad()
-            markstep.sync()
             worker = threading.Thread(target=loss.backward)
             worker.start()
             worker.join()

@@ -6,14 +6,13 @@ Installed once, at the first region; outside regions each costs one attribute lo
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from markstep.engine import rng, threads
+from markstep.engine import handover, rng, threads
 
 _READERS = (
     "numpy",
@@ -54,7 +53,7 @@ def install(native: ModuleType) -> None:
     torch.Tensor._make_subclass = staticmethod(_unseen(torch.Tensor._make_subclass))  # type: ignore[method-assign]
     rng.install(native)
     _wrap_loader()
-    os.register_at_fork(after_in_child=threads.forget)
+    handover.install()
 
 
 def _reading(original: Callable[..., Any], reason: str, positions: tuple[int, ...] = (0,)) -> Callable[..., Any]:
@@ -92,10 +91,15 @@ def _unseen(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _wrap_loader() -> None:
+    """Loading data is no part of the step, wherever in the loop it happens."""
     from torch.utils.data import dataloader
 
-    original = dataloader._BaseDataLoaderIter.__next__
+    iterator = dataloader._BaseDataLoaderIter
+    iterator.__next__ = iterator.next = _paused(iterator.__next__)  # type: ignore[method-assign, attr-defined]
+    dataloader.DataLoader.__iter__ = _paused(dataloader.DataLoader.__iter__)  # type: ignore[method-assign]
 
+
+def _paused(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wrapper(self: Any) -> Any:
         engine = threads.active()
@@ -107,5 +111,4 @@ def _wrap_loader() -> None:
         finally:
             engine.paused -= 1
 
-    dataloader._BaseDataLoaderIter.__next__ = wrapper  # type: ignore[method-assign]
-    dataloader._BaseDataLoaderIter.next = wrapper  # type: ignore[attr-defined]
+    return wrapper
