@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 
-CHECKED_ON = ("2.13.0",)
+CHECKED_ON = ("2.11.0", "2.13.0", "2.14.1")
 """Versions of torch on which the whole test suite passed with these names; see docs/benchmarks.md for the machines."""
 
 NAMES = (
@@ -21,6 +21,8 @@ NAMES = (
     "torch._C.DispatchKey.ADInplaceOrView",
     "torch._C.DispatchKeySet",
     "torch._C._set_grad_enabled",
+    "torch._C._parse_dispatch_key",
+    "torch.Tensor._make_subclass",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
     "torch._VF",
     # codegen
@@ -37,6 +39,7 @@ NAMES = (
     "torch._inductor.config.fx_graph_cache",
     "torch._inductor.output_code.CompiledFxGraph",
     "torch._inductor.utils.BoxedBool",
+    "torch._inductor.lowering.fallbacks",
     "torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr",
 )
 
