@@ -1,0 +1,73 @@
+"""The print of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bench.rows import Row
+
+LEGEND = """\
+ratio      step time over eager's, median of rounds in which all take turns (quartiles); below 1 is faster than eager
+peak       most memory of the process in MiB, with full caches; alloc: of torch's allocator on CUDA
+first      seconds of the first step, empty caches;  compile: seconds of compilation, empty caches
+cold/warm  seconds until full speed, with empty and with full caches
+before     step time over eager's while compilation is still under way
+loss diff  largest relative difference to eager's losses (dropout masks differ unless MARKSTEP_RNG=torch)
+calls      operator calls of a step;  trace: microseconds a call that following them adds to eager's Python, bounds
+           from below and above"""
+
+
+def _number(name: str, digits: int, factor: float = 1.0) -> Callable[[Row], str]:
+    def text(row: Row) -> str:
+        value = row.get(name)
+        return "-" if value is None else f"{value * factor:.{digits}f}"
+
+    return text
+
+
+def _ratio(row: Row) -> str:
+    return f"{row['ratio_to_eager']:.3f} ({row['ratio_low']:.3f}-{row['ratio_high']:.3f})"
+
+
+def _difference(row: Row) -> str:
+    value = row["loss_difference"]
+    return "not finite" if value is None else f"{value:.1e}"
+
+
+def _trace(row: Row) -> str:
+    low, high = row.get("trace_us_per_call"), row.get("predict_us_per_call")
+    return "-" if low is None or high is None else f"{low:.1f}-{high:.1f}"
+
+
+_COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
+    ("step ms", _number("step_ms", 2)),
+    ("ratio", _ratio),
+    ("peak", _number("peak_bytes", 0, 2**-20)),
+    ("alloc", _number("peak_allocated_bytes", 0, 2**-20)),
+    ("first", _number("first_step_s", 2)),
+    ("compile", _number("compile_s", 1)),
+    ("cold", _number("cold_s", 1)),
+    ("warm", _number("warm_s", 1)),
+    ("before", _number("before_ready_ratio", 2)),
+    ("loss diff", _difference),
+    ("calls", _number("calls", 0)),
+    ("trace", _trace),
+)
+
+
+def _name(row: Row) -> list[str]:
+    contender = row["contender"] + (f" ({row['optimizer']})" if "optimizer" in row else "")
+    return [row["model"], row["dtype"], contender]
+
+
+def table(rows: list[Row]) -> str:
+    """Rows as aligned text; a failed one shows the last line of its error."""
+    head = ["model", "dtype", "contender", *(title for title, _ in _COLUMNS)]
+    body = [_name(row) + ([] if "error" in row else [text(row) for _, text in _COLUMNS]) for row in rows]
+    widths = [max(len(line[i]) for line in [head, *body] if i < len(line)) for i in range(len(head))]
+    lines = []
+    for row, cells in zip([None, *rows], [head, *body], strict=True):
+        padded = [c.ljust(w) if i < 3 else c.rjust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=False))]
+        failed = f"  failed: {(row['error'] or 'no turn').splitlines()[-1]}" if row and "error" in row else ""
+        lines.append(("  ".join(padded) + failed).rstrip())
+    return "\n".join(lines)
