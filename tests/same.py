@@ -18,7 +18,9 @@ def difference(want: Any, got: Any, tolerance: float | None = None) -> str | Non
     a_leaves, a_tree = tree_flatten(want)
     b_leaves, b_tree = tree_flatten(got)
     if a_tree != b_tree:
-        shown = [[f"{t.dtype}{list(t.shape)}" if isinstance(t, torch.Tensor) else t for t in leaves] for leaves in (a_leaves, b_leaves)]
+        shown = [
+            [f"{t.dtype}{list(t.shape)}" if isinstance(t, torch.Tensor) else t for t in leaves] for leaves in (a_leaves, b_leaves)
+        ]
         return f"structure: {shown[0]} became {shown[1]}"
     for i, (a, b) in enumerate(zip(a_leaves, b_leaves, strict=True)):
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):

@@ -156,3 +156,69 @@ def test_backward_formulas_take_eager_paths() -> None:
         return step
 
     same(make)
+
+
+def numpy_pair() -> tuple[torch.Tensor, torch.Tensor]:
+    """Two tensors on the same memory that PyTorch does not know to be related."""
+    x = torch.ones(1)
+    return x, torch.from_numpy(x.numpy())
+
+
+def paused_reader(x: torch.Tensor, n: torch.Tensor) -> Any:
+    n.add_(1)
+    with markstep.pause():
+        return x * 2
+
+
+def value_reader(x: torch.Tensor, n: torch.Tensor) -> Any:
+    n.add_(1)
+    return x.item(), x.tolist()
+
+
+def early_writer(x: torch.Tensor, n: torch.Tensor) -> Any:
+    y = x * 2
+    n.add_(1)
+    return n.sum().item(), y
+
+
+@pytest.mark.parametrize("use", [paused_reader, value_reader, early_writer])
+def test_memory_shared_through_numpy(use: Callable[[torch.Tensor, torch.Tensor], Any]) -> None:
+    def make() -> Callable[[int], Any]:
+        x, n = numpy_pair()
+        return lambda k: (use(x, n), torch.ones(2) + k)
+
+    figures = markstep.explain()
+    eager, fast = make(), markstep.compile(make(), **EXACT)
+    for k in range(5):
+        text = difference(eager(k), fast(k))
+        assert text is None, f"step {k}: {text}\n{figures}"
+
+
+def test_results_that_share_a_new_storage() -> None:
+    with torch.library._scoped_library("markstep_tests", "DEF") as library:
+        library.define("halves(Tensor x) -> (Tensor, Tensor)")
+        library.impl("halves", lambda x: tuple(torch.cat([x, x * 2]).chunk(2)), "CPU")
+
+        def make() -> Callable[[int], Any]:
+            def step(k: int) -> Any:
+                with torch.no_grad():
+                    a, b = torch.ops.markstep_tests.halves(torch.ones(4) * k)
+                return a + 1, b * 3, a, b
+
+            return step
+
+        same(make)
+
+
+def test_another_default_dtype() -> None:
+    def make() -> Callable[[int], Any]:
+        def step(k: int) -> Any:
+            before = torch.arange(3) / 2
+            torch.set_default_dtype(torch.float64 if k % 3 else torch.float32)
+            inside = torch.ones(3), torch.arange(3) / 2
+            torch.set_default_dtype(torch.float32)
+            return before, inside, torch.arange(3) / 2
+
+        return step
+
+    same(make, 8)

@@ -253,7 +253,7 @@ BINARY: list[Callable[[torch.Tensor, torch.Tensor], Any]] = [
     lambda x, y: x.view(-1, x.shape[-1]) @ y.to(x.dtype).expand_as(x).reshape(-1, x.shape[-1]).t(),
     lambda x, y: torch.outer(real(x).flatten(), real(y).flatten()),
     lambda x, y: torch.nn.functional.mse_loss(x, y),
-    lambda x, y: torch.add(x, y, out=torch.empty(3, 4)),
+    lambda x, y: torch.add(x, y, out=torch.zeros(3, 4)),
     lambda x, y: torch.mul(x, y, out=x),
 ]
 
@@ -290,7 +290,7 @@ INPLACE: list[Callable[[torch.Tensor, torch.Tensor, Any], Any]] = [
     lambda x, y, v: x.exp_(),
     lambda x, y, v: x.cumsum_(-1),
     lambda x, y, v: x.fill_diagonal_(v),
-    lambda x, y, v: x.resize_(2, 2).fill_(v),
+    lambda x, y, v: x.resize_(2, 2).zero_(),
     lambda x, y, v: x.set_(y),
     lambda x, y, v: setattr(x, "data", y),
     lambda x, y, v: Scale.apply(x),
@@ -437,7 +437,7 @@ INSTRUCTIONS: dict[str, Callable[[Machine, int, int, int], None]] = {
     "inplace": _inplace,
     "random": lambda m, a, b, c: m.add(RANDOM[b % len(RANDOM)](m.pick_float(a), c)),
     "foreach": lambda m, a, b, c: _foreach(m, a, b, c),
-    "read": lambda m, a, b, c: m.add(READS[b % len(READS)](m.pick(a))),
+    "read": lambda m, a, b, c: m.add(READS[-1 if m.poisoned else b % len(READS)](m.pick(a))),
     "backward": _backward,
     "hook": _hook,
     "update": _update,

@@ -196,7 +196,7 @@ class Engine:
         if node is not None:
             if node.special:
                 *chosen, position = node.info["early"]
-                if self._is_stale(chosen, node.call.reads):
+                if self._is_stale(chosen, tensors_in(args, kwargs)):
                     session.retreat()
                     self._cut(func.name())
                     return func(*args, **kwargs)
@@ -225,10 +225,10 @@ class Engine:
         if not session.length:
             return func(*args, **kwargs)
         if known.kind is Kind.VALUE and not known.mutates and not known.random and self._recordable(func, args, kwargs):
-            tensors = [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)]
+            tensors = tensors_in(args, kwargs)
             slots = {session.lookup(t) for t in tensors} - {-1}
             chosen = early_slice(session.path, self.done, slots)
-            if chosen is not None and not (self.predicting and self._is_stale(chosen, slots)):
+            if chosen is not None and not (self.predicting and self._is_stale(chosen, tensors)):
                 where = user_line()
                 templates = describe_arguments(self.native, session, args, kwargs)
                 call = Call(func, *templates, None, written_slots(known, *templates), where, torch.is_grad_enabled())
@@ -242,10 +242,12 @@ class Engine:
         self._cut(func.name())
         return func(*args, **kwargs)
 
-    def _is_stale(self, positions: Any, slots: Any) -> bool:
-        """Would running these calls early read memory that pending calls write through another storage, say numpy's?"""
-        path = self.session.path
-        return self.session.stale([*slots, *(slot for i in positions for slot in path[i].call.reads)])
+    def _is_stale(self, positions: Any, tensors: list[torch.Tensor]) -> bool:
+        """Would running these calls early mix up memory that pending calls use through another storage, say numpy's?"""
+        calls = [self.session.path[i].call for i in positions]
+        if any(c.writes for c in calls) and self.session.overlaps():
+            return True
+        return self.session.stale([*tensors, *(slot for c in calls for slot in c.reads)], False)
 
     def _run_early(self, positions: Any) -> None:
         """Runs a slice of the pending calls now; the last position of the path is the call that asked for it."""
@@ -318,10 +320,11 @@ class Engine:
     def _paused_call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.session.length:
             known = facts(func)
-            tensors = [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)]
+            tensors = tensors_in(args, kwargs)
             slots = {self.session.lookup(t) for t in tensors} - {-1}
             random = (known.random or known.rng_state) and any(facts(n.call.op).random for n in self.session.path)
-            if random or (slots and self._depends(slots, known.mutates)):
+            depends = bool(slots) and self._depends(slots, known.mutates)
+            if random or depends or self.session.stale(tensors, known.mutates):
                 self.boundary("a paused section uses a value of the step", user_line())
         return func(*args, **kwargs)
 
@@ -342,7 +345,7 @@ class Engine:
         if not session.length:
             return
         if self.predicting:
-            pending = self.native.is_pending(tensor)
+            pending = self.native.is_pending(tensor) or session.stale([tensor], False)
         else:
             pending = self._depends({session.lookup(tensor)} - {-1}, mutates=False)
         if pending:
@@ -429,3 +432,8 @@ class Engine:
 
     def _note_new_program(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> None:
         report.count(report.current().new_programs, self._difference(func, args, kwargs), where)
+
+
+def tensors_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """All tensors among the arguments of a call."""
+    return [v for v in leaves((args, tuple(kwargs.values()))) if isinstance(v, torch.Tensor)]

@@ -11,6 +11,7 @@
 #include <Python.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ThreadLocalPythonObjects.h>
+#include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/PyInterpreter.h>
@@ -511,6 +512,7 @@ bool match_call(State& st, Node* n, PyObject* args, PyObject* kwargs) {
 }
 
 Node* follow(State& st, PyObject* func, PyObject* args, PyObject* kwargs, bool specials) {
+  if (c10::get_default_dtype_as_scalartype() != c10::ScalarType::Float) return nullptr;  // programs do not hold it
   auto& children = *st.current->children;
   bool grad = c10::GradMode::is_enabled();
   for (size_t i = 0; i < children.size(); i++) {
@@ -761,26 +763,31 @@ PyObject* session_arguments(PyObject* self, PyObject* index) {
   END_HANDLE_TH_ERRORS
 }
 
-// Moves the data of `t` into the handles of slot `id`; copies when somebody else owns it too.
-bool fill(State& st, int32_t id, const at::Tensor& given, const Meta& meta) {
+// A storage's bytes as a tensor.
+at::Tensor bytes_of(const at::Tensor& t) {
+  auto* storage = t.storage().unsafeGetStorageImpl();
+  Meta m;
+  m.sizes = {(int64_t)storage->nbytes()}; m.strides = {1}; m.dtype = c10::ScalarType::Byte; m.device = t.device();
+  return tensor_on(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage), m);
+}
+
+// Moves the data of `t` into the handles of slot `id`; copies when others than `sharers` results of one call own it too.
+// False: the results share memory in another way than promised.
+bool fill(State& st, int32_t id, const at::Tensor& given, const Meta& meta, int32_t sharers) {
   Slot& slot = st.slots[(size_t)id];
   if (!slot.deferred) return true;
   if (!slot.strong) slot.strong = slot.weak.lock();
   if (!slot.strong) defer(slot);  // nobody outside looks at it any more, but pending calls may
   at::Tensor t = given;
-  bool owned = t.storage().use_count() == 1 && meta.fits(t.unsafeGetTensorImpl());
-  auto* from = t.storage().unsafeGetStorageImpl();
-  owned = owned && from->allocator() != nullptr && (int64_t)from->nbytes() >= (int64_t)slot.strong->nbytes();
-  if (!owned) {
-    auto bytes = (int64_t)slot.strong->nbytes();
-    auto item = (int64_t)c10::elementSize(meta.dtype);
-    auto whole = at::empty({bytes / item}, t.options());
-    at::Tensor target = tensor_on(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(whole.storage().unsafeGetStorageImpl()), meta);
-    target.copy_(t);
-    t = whole;
-    from = t.storage().unsafeGetStorageImpl();
+  auto nbytes = (int64_t)slot.strong->nbytes();
+  bool fits = meta.fits(t.unsafeGetTensorImpl()) && (int64_t)t.storage().nbytes() >= nbytes;
+  if (sharers > 1 && !fits) return false;
+  if (!fits || t.storage().use_count() != sharers || !t.storage().allocator()) {
+    t = at::empty({nbytes}, given.options().dtype(at::kByte));
+    at::Tensor target = tensor_on(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(t.storage().unsafeGetStorageImpl()), meta);
+    if (fits) t.copy_(bytes_of(given).narrow(0, 0, nbytes)); else target.copy_(given);
   }
-  auto* to = slot.strong.get();
+  auto *from = t.storage().unsafeGetStorageImpl(), *to = slot.strong.get();
   allow_reading(to);
   to->set_allocator(from->allocator());
   to->set_data_ptr_noswap(std::move(from->_mutable_data_ptr_no_checks()));
@@ -794,7 +801,8 @@ bool store_output(State& st, Node* n, size_t& at, PyObject* value) {
     case NEW: {
       const at::Tensor* t = unpack(value);
       if (!t || !t->sizes().equals(item.meta->sizes) || t->dtype() != c10::scalarTypeToTypeMeta(item.meta->dtype)) return false;
-      return fill(st, item.a, *t, *item.meta);
+      auto sharers = 1 + std::count_if(n->outs->begin(), n->outs->end(), [&](const Item& o) { return o.kind == VIEW && o.a == item.a; });
+      return fill(st, item.a, *t, *item.meta, (int32_t)sharers);
     }
     case LIST:
     case TUPLE:
@@ -828,7 +836,7 @@ PyObject* session_fill(PyObject* self, PyObject* const* a, Py_ssize_t) {
   if (!parse_meta(a[2], m)) return nullptr;
   const at::Tensor* t = unpack(a[1]);
   if (!t || !t->sizes().equals(m.sizes)) Py_RETURN_FALSE;
-  return PyBool_FromLong(fill(*as_session(self)->s, (int32_t)PyLong_AsLong(a[0]), *t, m));
+  return PyBool_FromLong(fill(*as_session(self)->s, (int32_t)PyLong_AsLong(a[0]), *t, m, 1));
   END_HANDLE_TH_ERRORS
 }
 
@@ -991,19 +999,24 @@ PyObject* session_forget_input(PyObject* self, PyObject* id) {
   Py_RETURN_NONE;
 }
 
-// stale(slots): does memory behind one of these slots belong to another one too, which a pending call writes to?
-PyObject* session_stale(PyObject* self, PyObject* ids) {
-  auto& slots = as_session(self)->s->slots;
-  auto span = [](const Slot& slot) {
-    auto begin = slot.strong ? reinterpret_cast<uintptr_t>(slot.strong->_mutable_data_ptr_no_checks().get()) : 0;
-    return std::make_pair(begin, begin ? begin + slot.strong->nbytes() : 0);
+// stale(things, reads): is memory behind one of these slots or tensors also that of another slot, which a pending call
+// writes to (or, with `reads`, uses at all)?
+PyObject* session_stale(PyObject* self, PyObject* const* a, Py_ssize_t) {
+  State& st = *as_session(self)->s;
+  bool reads = a[1] == Py_True;
+  auto span = [](c10::StorageImpl* storage) {
+    auto begin = storage ? reinterpret_cast<uintptr_t>(storage->_mutable_data_ptr_no_checks().get()) : 0;
+    return std::make_pair(begin, begin ? begin + storage->nbytes() : 0);
   };
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(ids); i++) {
-    Slot& read = slots[(size_t)PyLong_AsSsize_t(PyList_GET_ITEM(ids, i))];
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(a[0]); i++) {
+    PyObject* thing = PyList_GET_ITEM(a[0], i);
+    const at::Tensor* t = unpack(thing);
+    if (t && !t->unsafeGetTensorImpl()->has_storage()) continue;
+    auto* read = t ? t->storage().unsafeGetStorageImpl() : st.slots[(size_t)PyLong_AsSsize_t(thing)].strong.get();
     auto [begin, end] = span(read);
-    for (auto& slot : slots) {
-      if (!slot.flagged || &slot == &read) continue;
-      auto [from, to] = span(slot);
+    for (auto& slot : st.slots) {
+      if (!(slot.flagged || (reads && !slot.deferred)) || slot.strong.get() == read) continue;
+      auto [from, to] = span(slot.strong.get());
       if (from < end && begin < to) Py_RETURN_TRUE;
     }
   }
@@ -1075,7 +1088,7 @@ PyMethodDef session_methods[] = {
     {"alive", session_alive, METH_NOARGS, nullptr}, {"weaken", session_weaken, METH_NOARGS, nullptr},
     {"freeze", session_freeze, METH_NOARGS, nullptr}, {"thaw", FAST(session_thaw)}, {"keys", session_keys, METH_NOARGS, nullptr},
     {"abandoned", session_abandoned, METH_NOARGS, nullptr}, {"forget_input", session_forget_input, METH_O, nullptr},
-    {"overlaps", session_overlaps, METH_NOARGS, nullptr}, {"stale", session_stale, METH_O, nullptr},
+    {"overlaps", session_overlaps, METH_NOARGS, nullptr}, {"stale", FAST(session_stale)},
     {"shift", session_shift, METH_O, nullptr}, {"meta", session_meta, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 PyGetSetDef session_getset[] = {

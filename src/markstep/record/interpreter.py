@@ -20,14 +20,20 @@ _EXCLUDED = _EXCLUDED | torch._C.DispatchKeySet(_fake)  # where Markstep interce
 def below_autograd() -> Iterator[None]:
     """Operators called inside run as recorded: no autograd, no autocast, no dispatch mode of the surrounding code.
 
+    The default dtype is what it was when they were recorded.
     Grad mode is restored afterwards; with autograd's kernels out of the way it only matters to kernels that ask for it.
     """
-    with (
-        torch.utils._python_dispatch._disable_current_modes(),
-        torch.no_grad(),
-        torch._C._ExcludeDispatchKeyGuard(_EXCLUDED),
-    ):
-        yield
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    try:
+        with (
+            torch.utils._python_dispatch._disable_current_modes(),
+            torch.no_grad(),
+            torch._C._ExcludeDispatchKeyGuard(_EXCLUDED),
+        ):
+            yield
+    finally:
+        torch.set_default_dtype(default)
 
 
 def run_calls(session: Any, positions: Sequence[int], *, release: bool, done: set[int] | None = None) -> None:

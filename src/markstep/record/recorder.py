@@ -21,7 +21,9 @@ def intern(meta: Meta) -> Meta:
 
 
 def is_recordable(native: ModuleType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Can a program hold these arguments: plain tensors and constants?"""
+    """Can a program hold a call with these arguments (plain tensors and constants) as things are set now?"""
+    if torch.get_default_dtype() is not torch.float32:
+        return False
     values = leaves((args, tuple(kwargs.values())))
     return all(native.is_plain(v) if isinstance(v, torch.Tensor) else is_holdable(v) for v in values)
 
