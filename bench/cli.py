@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -112,6 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         loss_steps=args.loss_steps,
         seed=args.seed,
     )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and the like: as Ctrl-C, keeps what there is
     place = {"machine": machine.processor(), "commit": machine.commit(), "torch": machine.torch_version()}
     print(f"torch {place['torch']}, commit {place['commit']}, {place['machine']}, {settings.threads} threads, "
           f"load {os.getloadavg()[0]:.1f} {machine.options_in_force(os.environ)}".rstrip())  # fmt: skip

@@ -60,6 +60,7 @@ class Worker:
             peak_bytes, peak_allocated_bytes: so far; they start anew afterwards.
             and what the contender says about itself.
         """
+        parent = os.getppid()
         start = time.perf_counter()
         times: list[tuple[str, float]] = []
         reached = 0.0
@@ -72,6 +73,8 @@ class Worker:
                 reached = elapsed
             if phase == "ready" or elapsed > patience:
                 break
+            if os.getppid() != parent:
+                sys.exit("the benchmark has ended")
         before = [seconds for phase, seconds in times[1:] if phase == "compiling"]
         peaks = {"peak_bytes": memory.peak(), "peak_allocated_bytes": memory.peak_allocated()}
         memory.restart_peak()

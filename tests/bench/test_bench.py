@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,25 @@ def test_rows_of_markstep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert ours["calls"] > 30
     printed = capsys.readouterr().out
     assert "mlp" in printed and "geometric mean" in printed
+
+
+@pytest.mark.slow
+def test_a_terminated_run_cleans_up(tmp_path: Path) -> None:
+    arguments = ["--models", "bert-base", "--dtypes", "fp32", "--contenders", "torch.compile"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "bench", *arguments],
+        cwd=ROOT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as run:
+        assert run.stderr is not None
+        assert "starting processes" in run.stderr.readline()
+        run.send_signal(signal.SIGTERM)
+        _, said = run.communicate()
+    assert "interrupted" in said
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
