@@ -163,8 +163,8 @@ VIEWS: list[Callable[[torch.Tensor, int], Any]] = [
     lambda x, c: x.transpose(0, -1),
     lambda x, c: x.permute(*reversed(range(x.dim()))),
     lambda x, c: x.expand(2, *x.shape),
-    lambda x, c: x.as_strided((3, 2), (1, 1)),
-    lambda x, c: x.as_strided((2, 3), (3, 1), c % 4),
+    lambda x, c: x.as_strided((3, 2), (1, 1)) if x.numel() > 3 else x[:],
+    lambda x, c: x.as_strided((2, 3), (3, 1), c % 4) if x.numel() > 8 else x[:],  # never outside of what is initialised
     lambda x, c: x.diagonal(c % 2),
     lambda x, c: x.unfold(-1, 2, 1),
     lambda x, c: x.view(-1),
@@ -203,7 +203,7 @@ UNARY: list[Callable[[torch.Tensor, int], Any]] = [
     lambda x, c: x.sort(-1),
     lambda x, c: x.cumsum(0),
     lambda x, c: x.abs(),
-    lambda x, c: x.std(),
+    lambda x, c: x.std(correction=0),
     lambda x, c: torch.nn.functional.gelu(x),
     lambda x, c: torch.nn.functional.layer_norm(x, x.shape[-1:]),
     lambda x, c: x.to(
