@@ -1149,10 +1149,12 @@ TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFun
 PyObject* mod_intercept(PyObject*, PyObject* mode) {
   HANDLE_TH_ERRORS
   bool on = mode != Py_None;
+  std::shared_ptr<c10::SafePyObject> kept;  // none when off: a thread that ends would need Python, which may be gone, to free it
   if (on) {
-    auto kept = std::make_shared<Mode>(node_get(mode), getPyInterpreter());
-    at::impl::ThreadLocalPythonObjects::set(kMode, std::shared_ptr<c10::SafePyObject>(kept, (c10::SafePyObject*)kept.get()));
+    auto object = std::make_shared<Mode>(node_get(mode), getPyInterpreter());
+    kept = std::shared_ptr<c10::SafePyObject>(object, (c10::SafePyObject*)object.get());
   }
+  at::impl::ThreadLocalPythonObjects::set(kMode, kept);
   c10::impl::tls_set_dispatch_key_included(kKey, on);
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS

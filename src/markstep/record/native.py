@@ -70,7 +70,10 @@ def _build(cache_dir: Path) -> Path:
             command = [nice, "-n", "19", *command]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
-            raise NativeUnavailable(f"{compiler} could not build Markstep's C++ part: {done.stderr.strip()[-2000:]}")
+            raise NativeUnavailable(
+                f"{compiler} could not build Markstep's C++ part. Install g++ 10 or newer, or set CXX to a compiler that "
+                f"knows C++20. It said: {done.stderr.strip()[-2000:]}"
+            )
         os.chmod(out, 0o700)
         os.replace(out, target)
     return target
