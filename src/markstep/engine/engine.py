@@ -123,7 +123,8 @@ class Engine:
             self.session.reset(site.root, False)
 
     def _start(self) -> None:
-        assert self.site is not None
+        if self.site is None:
+            return  # a boundary is under way, and starts anew at its end
         self.predicting = self.site.predictable
         self.done = set()
         self.early_values = {}
@@ -369,14 +370,16 @@ class Engine:
         node.info["end"] = ending
         ending.seen += 1
         self.endings.append(ending)
+        predicting, self.predicting, self.site = self.predicting, False, None  # nothing below is a part of the step
         try:
-            if self.predicting:
+            if predicting:
                 self._replay(ending)
             else:
                 self.replayed = False
                 ending.live.update(session.alive())
             site.seen(ending)
         finally:
+            self.site = site
             session.begin_run()
             self._start()
 
