@@ -45,9 +45,10 @@ class Run:
         try:
             result = step(batch)
         except Exception as error:  # noqa: BLE001 - the same one is expected of Markstep
+            kind = type(error) if TOLERANCE is None else Exception  # compiled code names other ones
             if m.poisoned:  # what Python did after the line that failed is not undone: only memory is as eager leaves it
-                return type(error), before
-            return type(error), m.log, m.state, [p.grad for p in m.state if p.is_leaf], batch
+                return kind, before
+            return kind, m.log, m.state, [p.grad for p in m.state if p.is_leaf], batch
         self.kept.append(result)
         return m.log, self.kept[-2:], m.state, [p.grad for p in m.state if p.is_leaf], batch, torch.get_rng_state()
 
