@@ -58,7 +58,7 @@ def _run(start: Callable[[], object], folder: str) -> None:
         hook = sys.excepthook  # the script may have set its own
 
         def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-            seen = _without_launcher(trace)
+            seen = _without_launcher(trace, isinstance(error, KeyboardInterrupt))
             hook(kind, error.with_traceback(seen), seen)
 
         sys.excepthook = show
@@ -74,10 +74,11 @@ def _execute(path: str) -> None:
     exec(compile(loader.get_data(path), path, "exec", dont_inherit=True), vars(main))
 
 
-def _without_launcher(trace: TracebackType | None) -> TracebackType | None:
+def _without_launcher(trace: TracebackType | None, interrupted: bool) -> TracebackType | None:
     """The part of a traceback that plain `python` would show.
 
     Frames of Markstep further down go too, with the one that calls the operator, unless the error is Markstep's own.
+    Where Markstep was when it was interrupted is of no interest.
     """
     frames = []
     while trace is not None:
@@ -89,7 +90,9 @@ def _without_launcher(trace: TracebackType | None) -> TracebackType | None:
     while first < len(frames) and files[first] == __file__:
         first += 1
     shown = list(range(first, len(frames)))
-    if not own[-1]:
+    if interrupted:
+        shown = [i for i in shown if not any(own[first : i + 1])]
+    elif not own[-1]:
         shown = [i for i in shown if not own[i] and not (files[i] == torch._ops.__file__ and own[i - 1])]
     following = None
     for i in reversed(shown):
