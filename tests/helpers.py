@@ -81,9 +81,7 @@ def compare(
         assert_same(a, b, f"step {i}" if i < steps else f"result of step {i - steps}, seen again after the last step")
     if recorded is None:
         return found
-    assert found.eager_steps <= recorded, (
-        f"{found.eager_steps} steps ran eagerly, at most {recorded} were expected\n{found}"
-    )
+    assert found.eager_steps <= recorded, f"{found.eager_steps} steps ran eagerly, at most {recorded} were expected\n{found}"
     assert found.compiled_steps, f"no step was replayed\n{found}"
     assert ran >= share * counter.calls, f"the last step has {counter.calls} calls, {ran} ran from programs\n{found}"
     return found
@@ -188,9 +186,7 @@ def assert_same(want: dict[str, Any], got: dict[str, Any], where: str) -> None:
         if not isinstance(a, torch.Tensor):
             assert a == b or (a != a and b != b), f"{where}: {path}: eager has {a}, Markstep {b}"
         elif not same_bits(a, b):
-            assert a.shape == b.shape and a.dtype == b.dtype, (
-                f"{where}: {path}: {a.dtype}{a.shape} against {b.dtype}{b.shape}"
-            )
+            assert a.shape == b.shape and a.dtype == b.dtype, f"{where}: {path}: {a.dtype}{a.shape} against {b.dtype}{b.shape}"
             raise AssertionError(f"{where}: {path}: {int((a != b).sum())} of {a.numel()} values differ:\n{a}\n{b}")
 
 

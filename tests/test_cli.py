@@ -75,9 +75,7 @@ def test_env_survives_wrong_settings(capsys: pytest.CaptureFixture[str], monkeyp
     assert "/nowhere/g++: does not run" in out
 
 
-def test_bench_outside_of_a_checkout(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_bench_outside_of_a_checkout(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cli, "__file__", str(tmp_path / "site-packages" / "markstep" / "cli.py"))
     assert cli.main(["bench", "--suite", "quick"]) == 2
     assert "pip install -e" in capsys.readouterr().err

@@ -32,9 +32,7 @@ def pinned_torch() -> str:
 def resolve(torch: str) -> dict[str, str]:
     """Names and versions of everything that pip would install for all extras with this release of PyTorch."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed", "--report", "-"]
-    report = subprocess.run(
-        [*pip, f"torch=={torch}", f"{ROOT}[hf,lightning,dev]"], check=True, stdout=subprocess.PIPE, text=True
-    )
+    report = subprocess.run([*pip, f"torch=={torch}", f"{ROOT}[hf,lightning,dev]"], check=True, stdout=subprocess.PIPE, text=True)
     packages = (item["metadata"] for item in json.loads(report.stdout)["install"])
     return {re.sub(r"[-_.]+", "-", p["name"]).lower(): p["version"].partition("+")[0] for p in packages}
 

@@ -35,6 +35,9 @@ def compile(fn: Callable[P, R], **options: Any) -> Callable[P, R]:  # noqa: A001
 
     @functools.wraps(fn)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        if place.idle():
+            report.current().eager_steps += 1
+            return fn(*args, **kwargs)
         with Region(place, "end of the step", (args, kwargs) if place.options.replay else None) as region:
             if region.skipped:
                 return cast(R, region.result)

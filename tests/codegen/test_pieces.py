@@ -130,3 +130,57 @@ def test_a_compiling_process_that_dies_leaves_training_eager(monkeypatch: pytest
     assert "the compiling process ended" in report.current().warnings[-1]
     monkeypatch.undo()
     monkeypatch.setattr(jobs, "_child", None)
+
+
+def test_a_scatter_that_reads_its_own_target() -> None:
+    def middle(h: torch.Tensor, i: int) -> torch.Tensor:
+        out = h.detach().clone()
+        out.index_add_(0, torch.tensor([1, 1]), out[:2].clone())
+        other = h.detach().exp()
+        return h + out + other.index_add(0, torch.tensor([2, 2]), other[1:3] * 2)
+
+    compare(middle)
+
+
+def test_a_list_that_holds_a_tensor_twice() -> None:
+    def middle(h: torch.Tensor, i: int) -> torch.Tensor:
+        out = h.detach().clone()
+        torch._foreach_add_([out, out[0], out], 1.0)
+        return h + out
+
+    compare(middle)
+
+
+@pytest.mark.parametrize("rng", ["torch", "hash"])
+def test_random_numbers_that_are_not_used(rng: str) -> None:
+    """With rng="torch" the generator ends where eager execution leaves it."""
+
+    def middle(h: torch.Tensor, i: int) -> torch.Tensor:
+        torch.rand(3)
+        x = torch.zeros(5).bernoulli_(0.5)
+        torch.randint(7, (2,))
+        return h * (1 + 0 * x.sum())
+
+    want = train(middle)
+    state = torch.get_rng_state()
+    got = train(middle, background=False, rng=rng)
+    torch.testing.assert_close(torch.stack(got), torch.stack(want), rtol=1e-4, atol=1e-6)
+    assert any(p.runs for p in report.current().programs)
+    assert rng == "hash" or torch.equal(state, torch.get_rng_state())
+
+
+def test_random_numbers_that_only_the_host_can_draw() -> None:
+    """Where one draw depends on values all are made by the host, in order, and so are changes of the generator's state."""
+
+    def middle(h: torch.Tensor, i: int) -> torch.Tensor:
+        state = torch.get_rng_state()
+        first = nn.functional.dropout(h, 0.5)
+        torch.set_rng_state(state)
+        again = nn.functional.dropout(h, 0.5)
+        picked = torch.multinomial(torch.softmax(h.detach(), 1), 3)
+        return h + (first - again) + h.gather(1, picked).sum() * 0.1
+
+    want = train(middle)
+    for rng in ("torch", "hash"):
+        got = train(middle, background=False, rng=rng)
+        torch.testing.assert_close(torch.stack(got), torch.stack(want), rtol=1e-4, atol=1e-6)

@@ -31,9 +31,7 @@ def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
-        )
+        GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=2, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0)
     )
 
 
@@ -177,9 +175,7 @@ def test_asking_for_a_mask_does_not_cut_the_step(name: str) -> None:
     """Hugging Face models ask `attention_mask.all()` in every forward; only a small slice of the step depends on it."""
     found = compare(hugging_face(name, None))
     assert {what for what, _ in found.boundaries} == {"end of the step"}, found
-    assert any("is_nonzero" in what or "_local_scalar_dense" in what or "equal" in what for what, _ in found.uncut), (
-        found
-    )
+    assert any("is_nonzero" in what or "_local_scalar_dense" in what or "equal" in what for what, _ in found.uncut), found
 
 
 def test_lstm() -> None:

@@ -139,9 +139,7 @@ def test_the_users_line_is_remembered() -> None:
 
     found = compare(trained(body))
     line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# here"))
-    assert any(
-        "_local_scalar_dense" in what and where.endswith(f"test_values.py:{line}") for what, where in found.boundaries
-    )
+    assert any("_local_scalar_dense" in what and where.endswith(f"test_values.py:{line}") for what, where in found.boundaries)
 
 
 def test_print_in_the_middle(capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,9 +308,7 @@ def test_code_outside_the_dispatcher_gets_data_or_an_error() -> None:
     for _ in range(3):
         step(lambda out: out + 1)
     assert np.array_equal(step(lambda out: out.numpy()), plain.numpy())
-    assert (
-        step(lambda out: np.frombuffer(memoryview(out.numpy()), dtype=np.float32).tolist()) == plain.flatten().tolist()
-    )
+    assert step(lambda out: np.frombuffer(memoryview(out.numpy()), dtype=np.float32).tolist()) == plain.flatten().tolist()
     with pytest.raises(RuntimeError, match=r"markstep[.]sync\(\).*markstep[.]pause\(\)"):
         step(lambda out: torch._C._to_dlpack(out))
     assert torch.equal(step(lambda out: out + 1), plain + 1)

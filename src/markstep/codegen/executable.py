@@ -62,7 +62,10 @@ class Compiled:
                 value = value.clone()
             seen.add(id(value))
             if not session.fill(new.slot, value, new.meta):
-                raise RuntimeError(f"the compiled program gave {tuple(value.shape)} for s{new.slot} instead of {new.meta[0]}")
+                raise RuntimeError(
+                    f"the compiled program gave {value.dtype} {tuple(value.shape)} for s{new.slot}, "
+                    f"not {new.meta[3]} {new.meta[0]}"
+                )
 
     def _keys(self) -> Tensor | None:
         if not self.key_count:

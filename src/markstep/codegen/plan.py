@@ -15,6 +15,10 @@ from markstep.record.schema import facts
 _MIN_GRAPH = 3
 _HOST_NAMES = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad", "aten::mkldnn_rnn_layer")
 _NAMESPACES = {"aten", "prims"}
+_SCATTERS = {
+    "index_add", "index_put", "index_put_impl", "index_copy", "index_reduce", "index_fill", "scatter", "scatter_add",
+    "scatter_reduce", "masked_scatter", "put",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,26 +63,25 @@ class Plan:
 
 def make_plan(program: Program, rng: str, host: frozenset[str] = frozenset()) -> Plan:
     """Decides what becomes part of which graph; operators named in `host` do not."""
-    keys, draws = randomness.assign(program, rng)
+    draws = randomness.assign(program, rng)
     scalar_base, count = {}, 0
     for i, call in enumerate(program.calls):
         scalar_base[i] = count
         count += _numbers(call)
-    moved = set(draws)
     runs: list[tuple[bool, list[int]]] = []
     for i in program.pending:
         call = program.calls[i]
-        if i in moved and facts(call.op).rng_state:
+        settled = i in draws.settled
+        if settled and facts(call.op).rng_state:
             continue
-        if facts(call.op).rng_state and keys is not None and i not in moved:
-            continue  # hashed masks: the state is a matter of counting, done already
-        graph = call.op.name() not in host and _is_compilable(call, i in keys or i in moved)
+        graph = call.op.name() not in host and _is_compilable(call, settled) and not _reads_what_it_scatters(program, i)
         if runs and runs[-1][0] == graph:
             runs[-1][1].append(i)
         else:
             runs.append((graph, [i]))
-    runs = _merge([(g and len(p) >= _MIN_GRAPH, p) for g, p in runs])
-    return Plan(program, tuple(_pieces(program, runs, scalar_base)), keys, draws, scalar_base)
+    # A short graph is not worth its overhead; but the host would draw anew what has been drawn, or hashed, already.
+    runs = _merge([(g and (len(p) >= _MIN_GRAPH or not draws.settled.isdisjoint(p)), p) for g, p in runs])
+    return Plan(program, tuple(_pieces(program, runs, scalar_base)), draws.hashed, draws.drawn, scalar_base)
 
 
 def _numbers(call: Call) -> int:
@@ -91,10 +94,35 @@ def _is_compilable(call: Call, randomness_settled: bool) -> bool:
         return False
     if known.random and not randomness_settled:
         return False
-    if _numbers(call) and not promoted.is_known(call):
+    if (_numbers(call) and not promoted.is_known(call)) or _writes_twice(call):
         return False
     metas = [v.meta for v in leaves((call.args, tuple(call.kwargs.values()), call.outs)) if isinstance(v, (Ref, New))]
     return not any(m[5] or m[6] or m[3].is_complex for m in metas)
+
+
+def _writes_twice(call: Call) -> bool:
+    """Does an operator on lists update one storage several times? TorchInductor applies only one of the updates."""
+    known = facts(call.op)
+    written = [a for i, a in enumerate(call.args) if i in known.writes and isinstance(a, list)]
+    slots = [r.slot for r in leaves(written) if type(r) is Ref]
+    return len(slots) != len(set(slots))
+
+
+def _reads_what_it_scatters(program: Program, position: int) -> bool:
+    """Does a scatter write into a storage that its other arguments were computed from?
+
+    TorchInductor may compute them inside the loop that scatters, where they see values that are updated already.
+    """
+    call = program.calls[position]
+    if call.op._schema.name.removeprefix("aten::").strip("_") not in _SCATTERS or type(call.args[0]) is not Ref:
+        return False
+    target = call.args[0].slot
+    need = {r.slot for r in leaves((call.args[1:], tuple(call.kwargs.values()))) if type(r) is Ref}
+    for i in reversed([i for i in program.pending if i < position]):
+        earlier = program.calls[i]
+        if not need.isdisjoint(earlier.writes) or any(n.slot in need for n in earlier.creates):
+            need.update(earlier.reads)
+    return target in need
 
 
 def _merge(runs: list[tuple[bool, list[int]]]) -> list[tuple[bool, list[int]]]:

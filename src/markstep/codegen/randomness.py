@@ -12,6 +12,7 @@ recomputation happens in another one), everything is drawn, so that every way of
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,17 +34,35 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK64 = (1 << 64) - 1
 
 
-def assign(program: Program, rng: str) -> tuple[dict[int, int], tuple[int, ...]]:
-    """(position to key number of hashed calls, positions of drawn calls and of generator states among them)."""
-    random = [i for i in program.pending if facts(program.calls[i].op).random or facts(program.calls[i].op).rng_state]
+@dataclass(frozen=True)
+class Draws:
+    """How the random calls of a program get their numbers.
+
+    Attributes:
+        hashed: position of a call to the number of its key.
+        drawn: positions that draw from torch's generator before the program runs, in order; where torch's own numbers are
+            wanted, reading and setting its state are among them.
+        settled: positions that need no further thought: all of the above, and states that were followed by counting.
+    """
+
+    hashed: dict[int, int]
+    drawn: tuple[int, ...]
+    settled: frozenset[int]
+
+
+def assign(program: Program, rng: str) -> Draws:
+    """Decides for every pending random call; those that appear nowhere in the answer are made by the host, in order."""
     calls = program.calls
-    if rng == "hash" and not _state_escapes(program, random):
-        return _count(program, random), tuple(
-            i for i in random if facts(calls[i].op).random and _name(calls[i]) not in _HASHED and _name(calls[i]) in _DRAWN
-        )
-    if all(_name(calls[i]) in _DRAWN or facts(calls[i].op).rng_state for i in random):
-        return {}, tuple(random)
-    return {}, ()  # something draws in a way that depends on values: the host makes every random call, in order
+    random = [i for i in program.pending if facts(calls[i].op).random or facts(calls[i].op).rng_state]
+    states = [i for i in random if facts(calls[i].op).rng_state]
+    all_hashed = all(_name(calls[i]) in _HASHED for i in random if i not in states)
+    if rng == "hash" and not _state_escapes(program, random) and (all_hashed or not states):
+        keys = _count(program, random)
+        drawn = tuple(i for i in random if i not in keys and _name(calls[i]) in _DRAWN)
+        return Draws(keys, drawn, frozenset([*keys, *drawn, *states]))
+    if all(_name(calls[i]) in _DRAWN for i in random if i not in states):
+        return Draws({}, tuple(random), frozenset(random))
+    return Draws({}, (), frozenset())  # something draws in a way that depends on values
 
 
 def _name(call: Call) -> str:

@@ -33,6 +33,10 @@ class Region:
     def __enter__(self) -> Region:
         if threads.active() is not None:
             return self
+        if self.place.idle():
+            self.plan = "off"
+            report.current().eager_steps += 1
+            return self
         module = hot_path(self.place.options)
         if module is None:
             self.plan = "off"
@@ -86,6 +90,11 @@ class Place:
     def __init__(self, options: Options, name: str) -> None:
         self.options, self.name = options, name
         self._sites: dict[int, Site] = {}
+
+    def idle(self) -> bool:
+        """Does this thread have nothing to do here but run the user's code?"""
+        site = self._sites.get(threading.get_ident())
+        return site is not None and site.idle
 
     def site(self, module: ModuleType) -> Site:
         """The site of the calling thread."""

@@ -36,6 +36,11 @@ class Site:
         self.fruitless = 0
         self.skip = 0
 
+    @property
+    def idle(self) -> bool:
+        """Is it settled that this site runs eagerly? Then there is nothing to follow, measure or wait for."""
+        return self.trial.verdict == "eager" and not self.compiling
+
     def plan(self) -> str:
         """What to do with the next region: "predict", "record" or "eager" (leave it alone)."""
         self._poll()
@@ -110,6 +115,6 @@ def clock() -> float:
     """Seconds; waits for the accelerator first when one is used, so that differences are of finished work."""
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter()

@@ -6,13 +6,17 @@ from statistics import median
 from typing import Any
 
 _SAMPLES = 3
+_MOST_SAMPLES = 25
+_SECONDS = 0.15
 _MARGIN = 0.98
+_PATIENCE = 8
 
 
 class Trial:
     """Alternates compiled and eager steps until their medians are known, then settles.
 
-    The first compiled step after a restart (page faults, lazy loading) is not counted.
+    At least three samples of each; more of short steps, whose times scatter. The first compiled step after a restart (page
+    faults, lazy loading) is not counted. Steps that did not run compiled as a whole count only when there are no others.
     """
 
     def __init__(self) -> None:
@@ -20,15 +24,11 @@ class Trial:
         self.verdict: str | None = None
         self.warm = False
         self.last = "eager"
+        self.partial = 0
 
     def restart(self) -> None:
         """A new program became ready."""
         self.__init__()  # type: ignore[misc]
-
-    @property
-    def running(self) -> bool:
-        """Are steps being timed?"""
-        return self.verdict is None
 
     def next(self) -> str:
         """The plan for the next region."""
@@ -42,12 +42,14 @@ class Trial:
             return
         self.last = mode
         if mode == "predict" and not replayed:
-            return
+            self.partial += 1
+            if self.partial < _PATIENCE:
+                return
         if mode == "predict" and not self.warm:
             self.warm = True
             return
         self.times[mode].append(seconds)
-        if min(len(t) for t in self.times.values()) >= _SAMPLES:
+        if all(_enough(t) for t in self.times.values()):
             self._settle(endings)
 
     def _settle(self, endings: list[Any]) -> None:
@@ -57,3 +59,7 @@ class Trial:
             ending.report.eager_ms, ending.report.compiled_ms = eager * 1e3, compiled * 1e3
             if self.verdict == "eager":
                 ending.report.state = "eager is faster"
+
+
+def _enough(times: list[float]) -> bool:
+    return len(times) >= _SAMPLES and (sum(times) >= _SECONDS or len(times) >= _MOST_SAMPLES)

@@ -835,7 +835,7 @@ PyObject* session_fill(PyObject* self, PyObject* const* a, Py_ssize_t) {
   Meta m;
   if (!parse_meta(a[2], m)) return nullptr;
   const at::Tensor* t = unpack(a[1]);
-  if (!t || !t->sizes().equals(m.sizes)) Py_RETURN_FALSE;
+  if (!t || !t->sizes().equals(m.sizes) || t->dtype() != c10::scalarTypeToTypeMeta(m.dtype)) Py_RETURN_FALSE;
   return PyBool_FromLong(fill(*as_session(self)->s, (int32_t)PyLong_AsLong(a[0]), *t, m, 1));
   END_HANDLE_TH_ERRORS
 }

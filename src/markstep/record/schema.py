@@ -97,7 +97,7 @@ def facts(op: Any) -> OpFacts:
         kind = Kind.OPAQUE
     elif torch.Tag.inplace_view in tags:
         kind = Kind.PASS
-    elif tags & _VALUE_TAGS or name in _UNTAGGED or not all("Tensor" in str(r.type) for r in schema.returns):
+    elif tags & _VALUE_TAGS or name in _UNTAGGED or not _gives_tensors(schema):
         kind = Kind.VALUE
     else:
         kind = Kind.LAZY
@@ -110,6 +110,12 @@ def facts(op: Any) -> OpFacts:
         bool(writes),
         not writes and bool(schema.returns) and all(r.alias_info is not None for r in schema.returns),
     )
+
+
+def _gives_tensors(schema: Any) -> bool:
+    """Tensors, and with them at most integers, which attention kernels return as facts about shapes."""
+    kinds = ["Tensor" if "Tensor" in str(r.type) else str(r.type) for r in schema.returns]
+    return not kinds or ("Tensor" in kinds and set(kinds) <= {"Tensor", "int", "SymInt"})
 
 
 def is_holdable(value: Any) -> bool:
