@@ -137,7 +137,12 @@ def test_ctrl_c(tmp_path: Path) -> None:
         "    if i == 50: print('going', flush=True)\n"
     )
     process = subprocess.Popen(
-        [*_COMMAND, str(script)], env={**os.environ, **_EXACT}, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*_COMMAND, str(script)],
+        env={**os.environ, **_EXACT},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell ignores it for what it runs behind itself
     )
     assert process.stdout is not None and process.stdout.readline() == "going\n"
     time.sleep(0.2)

@@ -123,13 +123,11 @@ def test_a_compiling_process_that_dies_leaves_training_eager(monkeypatch: pytest
         child.kill()
         return child
 
-    monkeypatch.setattr(jobs, "_child", None)
+    jobs.stop()
     monkeypatch.setattr(jobs, "_start", dying)
     got = train(lambda h, i: h.cosh(), background=False)
     assert torch.equal(torch.stack(got), torch.stack(train(lambda h, i: h.cosh())))
     assert "the compiling process ended" in report.current().warnings[-1]
-    monkeypatch.undo()
-    monkeypatch.setattr(jobs, "_child", None)
 
 
 def test_a_scatter_that_reads_its_own_target() -> None:

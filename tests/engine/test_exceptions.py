@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -195,6 +196,15 @@ def _(x: torch.Tensor, armed: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's handler of SIGINT, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_keyboard_interrupt_during_a_replay_is_delivered_after_it() -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -227,6 +237,7 @@ def test_keyboard_interrupt_during_a_replay_is_delivered_after_it() -> None:
     assert markstep.explain().compiled_steps == 4
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_keyboard_interrupt_between_calls() -> None:
     """An interrupt while Python predicts: what was called so far has happened, as in eager execution."""
 

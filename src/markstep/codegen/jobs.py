@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import pickle
@@ -130,8 +131,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
             send(_child.stdin, request)  # type: ignore[arg-type]
             answer: dict[str, Any] = receive(_child.stdout)  # type: ignore[arg-type]
         except (EOFError, OSError) as error:
-            _child.kill()
-            code = _child.wait()
+            code = _end(_child)
             _child = None
             raise CompilationFailed(f"the compiling process ended with status {code}") from error
         return answer
@@ -148,10 +148,22 @@ def _start(cache_dir: Path) -> subprocess.Popen[bytes]:
         )  # fmt: skip
     finally:
         os.close(log_file)
-    atexit.register(_stop, child)
+    atexit.register(stop)
     return child
 
 
-def _stop(child: subprocess.Popen[bytes]) -> None:
-    if child.poll() is None:
-        child.kill()
+def stop() -> None:
+    """Ends the compiling process, if there is one; the next request starts another."""
+    global _child
+    if _child is not None:
+        _end(_child)
+    _child = None
+
+
+def _end(child: subprocess.Popen[bytes]) -> int:
+    child.kill()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()
+    return child.wait()
