@@ -121,8 +121,6 @@ SUITES: dict[str, list[tuple[str, str]]] = {
     "quick": [
         ("mlp", "fp32"),
         ("lstm-small", "fp32"),
-        ("resnet-small", "bf16"),
-        ("gpt2-mini", "fp32"),
         ("bert-small", "bf16"),
     ],
     "full": [(name, dtype) for name in _FULL for dtype in DTYPES],

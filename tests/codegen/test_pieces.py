@@ -182,3 +182,9 @@ def test_random_numbers_that_only_the_host_can_draw() -> None:
     for rng in ("torch", "hash"):
         got = train(middle, background=False, rng=rng)
         torch.testing.assert_close(torch.stack(got), torch.stack(want), rtol=1e-4, atol=1e-6)
+
+
+def test_pooling_as_the_first_program_of_a_compiling_process() -> None:
+    """Its decomposition uses a module of TorchInductor that it does not import."""
+    jobs.stop()
+    compare(lambda h, i: nn.functional.max_pool2d(h.view(1, 7, 2, 4).repeat(1, 1, 2, 1), 2).view(7, 4).repeat(1, 2))

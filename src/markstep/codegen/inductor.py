@@ -20,6 +20,7 @@ Runner = Callable[[list[Tensor]], Any]
 
 def decompositions() -> Any:
     """TorchInductor's table of decompositions."""
+    import torch._inductor.lowering  # noqa: F401  some decompositions use it without importing it
     from torch._inductor.decomposition import select_decomp_table
 
     return select_decomp_table()

@@ -64,13 +64,18 @@ class Report:
 
     def __str__(self) -> str:
         lines = [f"Markstep: {len(self.programs)} programs, {self.compiled_steps} compiled steps, {self.eager_steps} eager steps"]
-        for p in self.programs:
+        shown = [p for p in self.programs if p.runs or p.interpreted or p.state != "recorded"]
+        for p in shown:
             timing = f", compiled in {p.compile_s:.1f} s{' (from cache)' if p.cached else ''}" if p.compile_s is not None else ""
             speed = f", {p.compiled_ms:.1f} ms against {p.eager_ms:.1f} ms eager" if p.compiled_ms and p.eager_ms else ""
             lines.append(
                 f"  {p.name}: {p.calls} calls from {p.source}: {p.tensor_inputs} tensors and {p.scalar_inputs} numbers in; "
                 f"{p.state}{timing}{speed}; ran {p.runs} times compiled, {p.interpreted} times call by call"
                 + (f"; its Python still runs: {p.not_replayed}" if p.not_replayed else "")
+            )
+        if len(self.programs) > len(shown):
+            lines.append(
+                f"  and {len(self.programs) - len(shown)} programs that ran eagerly while they were recorded, once or twice"
             )
         for title, counter in (
             ("step ends", self.boundaries),
