@@ -144,10 +144,13 @@ def test_ctrl_c(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell ignores it for what it runs behind itself
     )
-    assert process.stdout is not None and process.stdout.readline() == "going\n"
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    err = process.communicate(timeout=60)[1]
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "going\n"
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        err = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
     assert process.returncode == -signal.SIGINT
     assert err.startswith("Traceback") and err.rstrip().endswith("KeyboardInterrupt")
     assert "launch.py" not in err and "cli.py" not in err
