@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 
 CHECKED_ON = ("2.11.0", "2.13.0", "2.14.1")
-"""Versions of torch on which the whole test suite passed with these names; see docs/benchmarks.md for the machines."""
+"""Versions of torch that have all of these names; docs/benchmarks.md says which tests passed on each."""
 
 NAMES = (
     # record and engine
