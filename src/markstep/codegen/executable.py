@@ -24,7 +24,7 @@ class Compiled:
         self.plan = plan
         self.steps = list(zip(plan.pieces, graphs, strict=True))
         self.key_count = 1 + max(plan.keys.values()) if plan.keys else 0
-        self.kinds = [float if t is float else int for t in _scalar_types(plan)]
+        self.kinds = [float if t is float else int for t in plan.scalar_types]
 
     def run(self, session: Any) -> None:
         """Computes everything pending and fills the handles."""
@@ -85,9 +85,3 @@ class Compiled:
             else:
                 drawn[i] = randomness.draw(call)
         return drawn
-
-
-def _scalar_types(plan: Plan) -> list[type]:
-    from markstep.record.program import Scalar
-
-    return [v.type for c in plan.program.calls for v in leaves((c.args, tuple(c.kwargs.values()))) if type(v) is Scalar]

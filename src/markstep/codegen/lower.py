@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from markstep.codegen import promoted, randomness
 from markstep.codegen.plan import Piece, Plan
-from markstep.record.program import Call, Meta, New, Ref, Same, Scalar, leaves
+from markstep.record.program import Call, Meta, New, Ref, Scalar, leaves
 
 
 class NotLowerable(RuntimeError):
@@ -70,7 +70,7 @@ def build(plan: Plan, piece: Piece, feed: Feed, decompositions: Any) -> tuple[to
     mode = FakeTensorMode(allow_non_fake_inputs=False)
     with mode:
         example: list[Tensor] = [torch.empty_strided(m[0], m[1], dtype=m[3], device=m[4]) for _, m in feed.tensors]
-        kinds = _scalar_types(plan)
+        kinds = plan.scalar_types
         example += [torch.empty((), dtype=torch.float64 if kinds[k] is float else torch.int64) for k in feed.scalars]
         for i in feed.draws:
             meta = _drawn_meta(plan.program.calls[i])
@@ -84,10 +84,6 @@ def build(plan: Plan, piece: Piece, feed: Feed, decompositions: Any) -> tuple[to
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph, example
-
-
-def _scalar_types(plan: Plan) -> list[type]:
-    return [v.type for c in plan.program.calls for v in leaves((c.args, tuple(c.kwargs.values()))) if type(v) is Scalar]
 
 
 def _drawn_meta(call: Call) -> Meta:
@@ -192,6 +188,3 @@ class _Environment:
 
     def base(self, new: New) -> Tensor:
         return self.known[new.slot][new.meta]
-
-
-__all__ = ["Feed", "NotLowerable", "Same", "build", "covering", "feed_of"]

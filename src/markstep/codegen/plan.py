@@ -60,6 +60,12 @@ class Plan:
     draws: tuple[int, ...]
     scalar_base: dict[int, int]
 
+    @property
+    def scalar_types(self) -> list[type]:
+        """Python types of the numbers that the program takes, in its order."""
+        calls = self.program.calls
+        return [v.type for c in calls for v in leaves((c.args, tuple(c.kwargs.values()))) if type(v) is Scalar]
+
 
 def make_plan(program: Program, rng: str, host: frozenset[str] = frozenset()) -> Plan:
     """Decides what becomes part of which graph; operators named in `host` do not."""

@@ -89,7 +89,6 @@ class Engine:
         self.early_values: dict[int, tuple[tuple[int, ...], Any]] = {}
         self.endings: list[Ending] = []
         self.replayed = True
-        self.random_pending = False
 
     # ------------------------------------------------------------ regions
 
@@ -128,7 +127,6 @@ class Engine:
         self.predicting = self.site.predictable
         self.done = set()
         self.early_values = {}
-        self.random_pending = False
         self.session.reset(self.site.root, self.predicting)
 
     # ------------------------------------------------------------ calls
