@@ -13,6 +13,8 @@ import pytest
 import torch
 from tests.helpers import assert_same, snapshot
 
+pytestmark = pytest.mark.slow  # processes that import much
+
 _SCRIPTS = Path(__file__).parent / "scripts"
 _COMMAND = [sys.executable, "-c", "import sys; from markstep.cli import main; sys.exit(main())", "run"]
 _EXACT = {"MARKSTEP_BACKEND": "interpreter", "MARKSTEP_RNG": "torch"}
@@ -170,7 +172,6 @@ def test_lightning(tmp_path: Path) -> None:
 
 
 @pytest.mark.compile
-@pytest.mark.slow
 def test_hugging_face_trainer_compiled(tmp_path: Path) -> None:
     """With TorchInductor the losses agree to 1e-3."""
     variables = {"MARKSTEP_BACKEND": "inductor", "MARKSTEP_RNG": "torch", "MARKSTEP_BACKGROUND": "0"}

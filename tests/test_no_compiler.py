@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow  # processes that import much
+
 _LOOP = """
 import sys
 import torch
