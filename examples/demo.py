@@ -198,7 +198,7 @@ def main(dtype: str) -> None:
     print(f"  Markstep is {median(ratios):.2f}x as fast as eager (middle half of the rounds: {low:.2f} to {high:.2f})")
     if meanwhile:
         print(f"  while it was compiling, a step took {median(meanwhile):.2f} times as long as eager's")
-    print("\nPeak memory of the process (VmHWM; Markstep's holds the loaded compiler library too):")
+    print("\nPeak memory of the process (VmHWM):")
     print(f"  eager {ends[0]['peak_mb']:.0f} MB, Markstep {ends[1]['peak_mb']:.0f} MB")
     print(f"\nWhat Markstep did (markstep.explain()):\n{ends[1]['explain']}")
 
