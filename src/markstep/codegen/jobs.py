@@ -139,7 +139,7 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
 
 def _start(cache_dir: Path) -> subprocess.Popen[bytes]:
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
-    # Half of the processors: two compilers on two cores made a step of an LSTM 1.5 times as long, one 1.25 times.
+    # Half of the processors, so that training keeps some of the caches to itself.
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     environment |= {"MARKSTEP": "0", "TORCHINDUCTOR_CACHE_DIR": str(cache_dir / "inductor")}
     log_file = os.open(cache_dir / "compiler.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
