@@ -9,6 +9,7 @@ from torch import nn
 
 import markstep
 from markstep.codegen import jobs
+from markstep.codegen.executable import _distinct
 from markstep.engine import report
 from markstep.engine.trial import Trial
 
@@ -188,3 +189,21 @@ def test_pooling_as_the_first_program_of_a_compiling_process() -> None:
     """Its decomposition uses a module of TorchInductor that it does not import."""
     jobs.stop()
     compare(lambda h, i: nn.functional.max_pool2d(h.view(1, 7, 2, 4).repeat(1, 1, 2, 1), 2).view(7, 4).repeat(1, 2))
+
+
+def test_a_result_that_is_given_twice() -> None:
+    """Equal results may be one buffer of the compiled program; each handle needs data of its own."""
+    shared = torch.arange(4.0)
+    first, second, third = _distinct([shared, torch.ones(2), shared])
+    assert first is shared and third is not shared and torch.equal(third, shared)
+
+    kept: list[torch.Tensor] = []
+
+    def middle(h: torch.Tensor, i: int) -> torch.Tensor:
+        a = h.detach().exp()
+        kept[:] = [a, a.clone(), h.detach().exp()]
+        return h + a
+
+    compare(middle)
+    kept[0].zero_()
+    assert torch.equal(kept[1], kept[2]) and (kept[1] > 0).all()

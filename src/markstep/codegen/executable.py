@@ -55,12 +55,7 @@ class Compiled:
         args += [drawn[i] for i in feed.draws]
         if feed.keys:
             args.append(keys)
-        results = call(args)
-        seen: set[int] = set()
-        for new, value in zip(piece.outputs, results, strict=True):
-            if id(value) in seen:
-                value = value.clone()
-            seen.add(id(value))
+        for new, value in zip(piece.outputs, _distinct(call(args)), strict=True):
             if not session.fill(new.slot, value, new.meta):
                 raise RuntimeError(
                     f"the compiled program gave {value.dtype} {tuple(value.shape)} for s{new.slot}, "
@@ -85,3 +80,13 @@ class Compiled:
             else:
                 drawn[i] = randomness.draw(call)
         return drawn
+
+
+def _distinct(results: Sequence[Tensor]) -> list[Tensor]:
+    """Results of which none is given twice; copied before any of them is emptied into a handle."""
+    seen: set[int] = set()
+    distinct = []
+    for value in results:
+        distinct.append(value.clone() if id(value) in seen else value)
+        seen.add(id(value))
+    return distinct

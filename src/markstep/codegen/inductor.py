@@ -145,8 +145,7 @@ class _Stored:
 
 def _without_imports(source: str) -> str | None:
     """Generated code without its imports of TorchInductor; None when it needs more than the stand-ins offer."""
-    head, _, tail = source.partition("if __name__ ==")
-    head = head.split("\ndef get_args")[0]
+    head = source.partition("if __name__ ==")[0].split("\ndef get_args")[0]
     names = {line.strip().partition(" import ")[2] for line in _IMPORT.findall(head)}
     used = set(re.findall(r"\bextern_kernels\.(\w+)", head))
     light = _IMPORT.sub("", head)

@@ -51,13 +51,13 @@ _METADATA = {
     "aten::stride", "aten::dim", "aten::numel", "aten::sym_size", "aten::sym_stride", "aten::sym_numel",
     "aten::sym_storage_offset", "aten::storage_offset", "aten::is_contiguous", "aten::is_strides_like_format",
     "aten::is_non_overlapping_and_dense", "aten::sym_is_contiguous", "prim::layout", "prim::device", "aten::_is_zerotensor",
-    "aten::is_conj", "aten::is_neg", "aten::is_inference", "aten::_is_any_true_metadata", "aten::result_type", "aten::can_cast",
+    "aten::is_conj", "aten::is_neg", "aten::is_inference", "aten::result_type", "aten::can_cast",
     "aten::_version", "aten::output_nr", "aten::is_leaf", "aten::retains_grad", "aten::_debug_has_internal_overlap",
 }  # fmt: skip
 _STORAGE = {
     "aten::set_", "aten::resize_", "aten::resize_as_", "aten::_resize_output_", "aten::resize_as_sparse_", "aten::set_data",
     "aten::resize", "aten::set", "aten::record_stream", "aten::_pin_memory", "aten::pin_memory", "aten::rename_",
-    "inductor::resize_storage_bytes_", "fsdp::set_", "aten::_foobar",
+    "inductor::resize_storage_bytes_", "fsdp::set_",
 }  # fmt: skip
 # Their numbers decide on the shape of the result.
 _SHAPED = {"aten::arange", "aten::range"}
