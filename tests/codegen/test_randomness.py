@@ -19,7 +19,7 @@ def _always_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def masks(seed: int, count: int, size: int, keep: float) -> torch.Tensor:
-    keys = randomness.key_pairs(seed, count)
+    keys = randomness.make_keys(seed, count)
     return torch.stack([randomness._keep((size,), keep, k, torch.device("cpu")) for k in keys]).float()
 
 
@@ -48,7 +48,7 @@ def test_independence() -> None:
 
 
 def test_uniform_and_normal_numbers() -> None:
-    keys = randomness.key_pairs(3, 2)
+    keys = randomness.make_keys(3, 2)
     device = torch.device("cpu")
     uniform = randomness._uniform((200_000,), keys[0], device).double()
     assert 0 <= uniform.min() and uniform.max() < 1

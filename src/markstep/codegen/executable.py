@@ -48,13 +48,12 @@ class Compiled:
         call: Runner,
         scalars: list[Any],
         drawn: dict[int, Tensor],
-        keys: Any,
+        keys: Sequence[Tensor],
     ) -> None:
         args = [session.tensor(slot, meta) for slot, meta in feed.tensors]
         args += [torch.tensor(scalars[k], dtype=torch.float64 if self.kinds[k] is float else torch.int64) for k in feed.scalars]
         args += [drawn[i] for i in feed.draws]
-        if feed.keys:
-            args.append(keys)
+        args += [keys[k] for k in feed.keys]
         for new, value in zip(piece.outputs, _distinct(call(args)), strict=True):
             if not session.fill(new.slot, value, new.meta):
                 raise RuntimeError(
@@ -62,14 +61,14 @@ class Compiled:
                     f"not {new.meta[3]} {new.meta[0]}"
                 )
 
-    def _keys(self) -> Tensor | None:
+    def _keys(self) -> Sequence[Tensor]:
         if not self.key_count:
-            return None
+            return ()
         seed = int(torch.empty((), dtype=torch.int64).random_().item())
-        keys = randomness.key_pairs(seed, self.key_count)
+        keys = randomness.make_keys(seed, self.key_count)
         device = self.plan.program.calls[next(iter(self.plan.keys))]
         target = next(m.meta[4] for m in leaves((device.args, device.outs)) if isinstance(m, (Ref, New)))
-        return keys.to(target)
+        return keys.to(target).unbind(0)
 
     def _draw(self, session: Any) -> dict[int, Tensor]:
         drawn: dict[int, Tensor] = {}

@@ -142,11 +142,13 @@ def _start(cache_dir: Path) -> subprocess.Popen[bytes]:
     # Half of the processors, so that training keeps some of the caches to itself.
     environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
     environment |= {"MARKSTEP": "0", "TORCHINDUCTOR_CACHE_DIR": str(cache_dir / "inductor")}
+    # A process group of its own, so that Ctrl-C reaches the training only; not a session of its own: Linux gives every session
+    # an equal share of the processors (autogroup), however low its priority.
     log_file = os.open(cache_dir / "compiler.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         child = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "markstep.codegen.worker"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log_file, env=environment, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log_file, env=environment, process_group=0,
         )  # fmt: skip
     finally:
         os.close(log_file)

@@ -29,20 +29,22 @@ class Feed:
         tensors: (slot, meta) of the storages.
         scalars: numbers of the program.
         draws: positions of drawn random calls.
-        keys: whether the int32 key tensor comes last.
+        keys: numbers of the keys of its hashed random calls; each is an int32 tensor of its own, so that the kernels of
+            repeated layers have the same text and are compiled once.
     """
 
     tensors: tuple[tuple[int, Meta], ...]
     scalars: tuple[int, ...]
     draws: tuple[int, ...]
-    keys: bool
+    keys: tuple[int, ...]
 
 
 def feed_of(plan: Plan, piece: Piece) -> Feed:
     """The inputs of a graph piece."""
     tensors = tuple((slot, covering(metas)) for slot, metas in piece.inputs.items())
     draws = tuple(i for i in piece.positions if i in set(plan.draws))
-    return Feed(tensors, piece.scalars, draws, any(i in plan.keys for i in piece.positions))
+    keys = tuple(sorted({plan.keys[i] for i in piece.positions if i in plan.keys}))
+    return Feed(tensors, piece.scalars, draws, keys)
 
 
 def covering(metas: Sequence[Meta]) -> Meta:
@@ -75,9 +77,8 @@ def build(plan: Plan, piece: Piece, feed: Feed, decompositions: Any) -> tuple[to
         for i in feed.draws:
             meta = _drawn_meta(plan.program.calls[i])
             example.append(torch.empty_strided(meta[0], meta[1], dtype=meta[3], device=meta[4]))
-        if feed.keys:
-            device = next((m[4] for _, m in feed.tensors), torch.device("cpu"))
-            example.append(torch.empty((1 + max(plan.keys.values()), 2), dtype=torch.int32, device=device))
+        device = next((m[4] for _, m in feed.tensors), torch.device("cpu"))
+        example += [torch.empty(randomness.KEY_SHAPE, dtype=torch.int32, device=device) for _ in feed.keys]
     replay = _replayer(plan, piece, feed)
     with mode, torch.no_grad():
         graph = make_fx(torch.func.functionalize(replay, remove="mutations"), decompositions, "real")(*example)
@@ -105,8 +106,10 @@ def _replayer(plan: Plan, piece: Piece, feed: Feed) -> Callable[..., list[Tensor
         scalars = dict(zip(feed.scalars, values[at : at + len(feed.scalars)], strict=True))
         at += len(feed.scalars)
         drawn = dict(zip(feed.draws, values[at : at + len(feed.draws)], strict=True))
+        at += len(feed.draws)
+        keys = dict(zip(feed.keys, values[at:], strict=True))
         for i in piece.positions:
-            _replay_call(plan, i, env, scalars, drawn, values[-1] if feed.keys else None)
+            _replay_call(plan, i, env, scalars, drawn, keys)
         return [env.base(new) for new in piece.outputs]
 
     return replay
@@ -118,7 +121,7 @@ def _replay_call(
     env: _Environment,
     scalars: dict[int, Tensor],
     drawn: dict[int, Tensor],
-    keys: Tensor | None,
+    keys: dict[int, Tensor],
 ) -> None:
     call = plan.program.calls[position]
     next_scalar = plan.scalar_base[position]
@@ -139,7 +142,6 @@ def _replay_call(
     if position in drawn:
         out = randomness.apply_drawn(call, args, drawn[position])
     elif position in plan.keys:
-        assert keys is not None
         out = randomness.hashed(call, args, kwargs, keys[plan.keys[position]])
     elif next_scalar != plan.scalar_base[position]:
         out = promoted.apply(call, args, kwargs)

@@ -100,16 +100,19 @@ def _count(program: Program, random: list[int]) -> dict[int, int]:
     return keys
 
 
-def key_pairs(seed: int, count: int) -> Tensor:
-    """`count` pairs of 32-bit keys from a step's 64-bit seed (SplitMix64), as an int32 tensor [count, 2]."""
+KEY_SHAPE = (4,)  # a pair of numbers, and padding, so that each key is aligned to 16 bytes
+
+
+def make_keys(seed: int, count: int) -> Tensor:
+    """`count` keys from a step's 64-bit seed (SplitMix64), as an int32 tensor [count, *KEY_SHAPE]."""
     values = []
     for i in range(count):
         z = (seed + (i + 1) * _GOLDEN) & _MASK64
         z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
         z ^= z >> 31
-        values += [_signed(z & 0xFFFFFFFF), _signed(z >> 32)]
-    return torch.tensor(values, dtype=torch.int32).view(count, 2)
+        values += [_signed(z & 0xFFFFFFFF), _signed(z >> 32), 0, 0]
+    return torch.tensor(values, dtype=torch.int32).view(count, *KEY_SHAPE)
 
 
 def _signed(value: int) -> int:

@@ -1122,10 +1122,24 @@ bool has_subclass(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
   });
 }
 
+// Where the key stands above Python (torch < 2.13), the user's modes must go first, and what they call must come here: Python's
+// own kernel would hide this key from them.
+constexpr bool kAbovePython = kKey > c10::DispatchKey::Python;
+const auto kOthersAbovePython = (c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^
+                                 c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python))
+                                    .remove(c10::DispatchKey::Python)
+                                    .remove(kKey);
+
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   bool hidden = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);  // code that wants no modes and subclasses
-  // Where the key stands above Python (torch < 2.13), the user's modes must go first.
-  if (TorchDispatchModeTLS::any_modes_set() || (hidden && has_subclass(op, *stack))) {
+  bool modes = TorchDispatchModeTLS::any_modes_set();
+  if (kAbovePython && modes && !hidden) {
+    c10::impl::ExcludeDispatchKeyGuard others(kOthersAbovePython);
+    auto mode = TorchDispatchModeTLS::get_stack_at(TorchDispatchModeTLS::stack_len() - 1);
+    mode->pyinterpreter()->dispatch(op, stack);
+    return;
+  }
+  if (modes || (hidden && has_subclass(op, *stack))) {
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
     return;
   }
