@@ -15,7 +15,13 @@ Phase = str
 
 
 class Contender(Protocol):
-    """Takes over the step of a `Training`."""
+    """Takes over the step of a `Training`.
+
+    Attributes:
+        in_background: it compiles while training goes on.
+    """
+
+    in_background: bool
 
     def phase(self) -> Phase:
         """Called after each step of the warm-up."""
@@ -26,6 +32,8 @@ class Contender(Protocol):
 
 class Eager:
     """PyTorch as it is."""
+
+    in_background = False
 
     def __init__(self, training: Training) -> None:
         self._left = 3
@@ -41,6 +49,8 @@ class Eager:
 
 class TorchCompile:
     """The model through `torch.compile`; fused AdamW runs as it is."""
+
+    in_background = False
 
     def __init__(self, training: Training) -> None:
         training.forward = torch.compile(training.model)
@@ -64,6 +74,7 @@ class TorchCompile:
 class Markstep:
     """The whole step through `markstep.compile`, with the options of the environment (MARKSTEP_BACKEND and so on)."""
 
+    in_background = True
     _PATIENCE = 12  # longer than a trial of compiled against eager steps takes
 
     def __init__(self, training: Training) -> None:

@@ -46,7 +46,7 @@ class Entrant:
 
     Attributes:
         cold: answer to `warm` of a process with empty caches; `warm` of a second one, empty when there was none.
-        before_ratio: step time while Markstep compiles in the background over eager's step time before and after.
+        before_ratios: step time while Markstep compiles in the background over eager's before and after: of medians, of means.
         turns: seconds of a step, by round; at the same place in all entrants of a case.
         final: answer to `finish`.
         error: why it did not get to the end.
@@ -55,7 +55,7 @@ class Entrant:
     name: str
     cold: dict[str, Any] = field(default_factory=dict)
     warm: dict[str, Any] = field(default_factory=dict)
-    before_ratio: float | None = None
+    before_ratios: list[float] | None = None
     turns: list[float] = field(default_factory=list)
     final: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
@@ -153,7 +153,7 @@ class Match:
             self._lasting[entrant.name] = process
         eager += [self._turn("eager", 1) for _ in range(3)]
         if entrant.name == "markstep" and entrant.cold["before_ready_s"] is not None:
-            entrant.before_ratio = entrant.cold["before_ready_s"] / median(eager)
+            entrant.before_ratios = [seconds / median(eager) for seconds in entrant.cold["before_ready_s"]]
 
     def _turn(self, name: str, steps: int) -> float:
         return float(self._lasting[name].ask("steps", count=steps)["seconds"])

@@ -24,15 +24,13 @@ class WorkerError(RuntimeError):
 
 
 def environment(threads: int, caches: Path) -> dict[str, str]:
-    """Of a worker: fixed threads that do not spin when idle, compilers' caches below `caches`."""
+    """Of a worker: fixed threads, compilers' caches below `caches`."""
     import markstep
 
     return {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        "OMP_WAIT_POLICY": "passive",
-        "KMP_BLOCKTIME": "0",
         "MARKSTEP_CACHE_DIR": str(caches / "markstep"),
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),

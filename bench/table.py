@@ -10,8 +10,9 @@ LEGEND = """\
 ratio      step time over eager's, median of rounds in which all take turns (quartiles); below 1 is faster than eager
 peak       most memory of the process in MiB, with full caches; alloc: of torch's allocator on CUDA
 first      seconds of the first step, empty caches;  compile: seconds of compilation, empty caches
-cold/warm  seconds until full speed, with empty and with full caches
-before     step time over eager's while compilation is still under way
+cold/warm  seconds until full speed, with empty and with full caches; where compilation goes on beside training, training
+           rests after 20 s until it is done
+before     step time over eager's while compilation is still under way: median/mean
 loss diff  largest relative difference to eager's losses (dropout masks differ unless MARKSTEP_RNG=torch)
 calls      operator calls of a step;  trace: microseconds a call that following them adds to eager's Python, bounds
            from below and above"""
@@ -34,6 +35,11 @@ def _difference(row: Row) -> str:
     return "not finite" if value is None else f"{value:.1e}"
 
 
+def _before(row: Row) -> str:
+    middle, mean = row.get("before_ready_ratio"), row.get("before_ready_mean_ratio")
+    return "-" if middle is None or mean is None else f"{middle:.2f}/{mean:.2f}"
+
+
 def _trace(row: Row) -> str:
     low, high = row.get("trace_us_per_call"), row.get("predict_us_per_call")
     return "-" if low is None or high is None else f"{low:.1f}-{high:.1f}"
@@ -48,7 +54,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("compile", _number("compile_s", 1)),
     ("cold", _number("cold_s", 1)),
     ("warm", _number("warm_s", 1)),
-    ("before", _number("before_ready_ratio", 2)),
+    ("before", _before),
     ("loss diff", _difference),
     ("calls", _number("calls", 0)),
     ("trace", _trace),

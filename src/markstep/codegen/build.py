@@ -19,7 +19,7 @@ from markstep.record.program import Program
 _MAX_TRIAL_BYTES = 2 << 30
 
 
-def compile_program(program: Program, rng: str, store: Store) -> str:
+def compile_program(program: Program, rng: str, store: Store, compilers: int) -> str:
     """Compiles and stores; returns the key. Runs in the child process.
 
     What was compiled is run once on zeros, so that a program that fails is never met during training. If anything fails,
@@ -29,24 +29,24 @@ def compile_program(program: Program, rng: str, store: Store) -> str:
     parts = key_parts(program, rng)
     host: frozenset[str] = frozenset()
     try:
-        folder = _compile(make_plan(program, rng), store)
+        folder = _compile(make_plan(program, rng), store, compilers)
     except Exception:
         host = inductor.fallbacks({c.op.name() for c in program.calls})
         if not host:
             raise
-        folder = _compile(make_plan(program, rng, host), store)
+        folder = _compile(make_plan(program, rng, host), store, compilers)
     key = key_of(parts)
     store.put(key, parts, folder, seconds=time.perf_counter() - start, host=sorted(host))
     return key
 
 
-def _compile(plan: Plan, store: Store) -> Path:
+def _compile(plan: Plan, store: Store, compilers: int) -> Path:
     folder = store.scratch()
     try:
         for number, piece in enumerate(plan.pieces):
             if piece.graph:
                 graph, example = build(plan, piece, feed_of(plan, piece), inductor.decompositions())
-                source = inductor.compile_graph(graph, example)
+                source = inductor.compile_graph(graph, example, compilers)
                 (folder / f"piece{number}.py").write_text(source)
                 inductor.pack(source, folder)
                 _try_out(inductor.load(source, folder), example)

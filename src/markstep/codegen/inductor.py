@@ -35,8 +35,8 @@ def fallbacks(names: set[str]) -> frozenset[str]:
     return frozenset(names & without - decomposed)
 
 
-def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> str:
-    """Compiles a functional graph on fake tensors.
+def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor], compilers: int) -> str:
+    """Compiles a functional graph on fake tensors, with so many compilers of kernels side by side.
 
     Returns:
         Python source with a function `call(args)`; loading it needs the kernels that `pack` collects.
@@ -47,7 +47,7 @@ def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor]) -> str:
     results: Any = output.args[0]
     output.meta["user_visible_output_idxs"] = list(range(len(results)))
     fake_mode = torch._subclasses.fake_tensor.FakeTensorMode() if not example else example[0].fake_mode  # type: ignore[attr-defined]
-    settings = {"fallback_random": True, "fx_graph_cache": False, "static_weight_shapes": True}
+    settings = {"fallback_random": True, "fx_graph_cache": False, "static_weight_shapes": True, "compile_threads": compilers}
     with (
         torch._guards.tracing(torch._guards.TracingContext(fake_mode)),
         torch._inductor.config.patch(settings),

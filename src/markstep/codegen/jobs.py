@@ -107,7 +107,13 @@ class Job:
                 log.info("a cached program does not load (%s) and is compiled again", error)
                 shutil.rmtree(folder, ignore_errors=True)
         differs = store.nearest(parts)
-        request = {"cache_dir": str(cache_dir), "threads": self._threads, "rng": rng, "program": pickle.dumps(program)}
+        request = {
+            "cache_dir": str(cache_dir),
+            "threads": self._threads,
+            "compilers": _compilers(),
+            "rng": rng,
+            "program": pickle.dumps(program),
+        }
         answer = _ask(request)
         if "error" in answer:
             log.debug("the compiler's message: %s", answer["trace"])
@@ -137,10 +143,16 @@ def _ask(request: dict[str, Any]) -> dict[str, Any]:
         return answer
 
 
+def _compilers() -> int:
+    """How many C++ or Triton compilers run side by side."""
+    return int(os.environ.get("TORCHINDUCTOR_COMPILE_THREADS") or os.cpu_count() or 1)
+
+
 def _start(cache_dir: Path) -> subprocess.Popen[bytes]:
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, sys.path)]))
-    # Half of the processors, so that training keeps some of the caches to itself.
-    environment.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(max(1, (os.cpu_count() or 2) // 2)))
+    if not torch.cuda.is_available():
+        # No processes of TorchInductor's own, which only Triton needs; see `_compilers`.
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     environment |= {"MARKSTEP": "0", "TORCHINDUCTOR_CACHE_DIR": str(cache_dir / "inductor")}
     # A process group of its own, so that Ctrl-C reaches the training only; not a session of its own: Linux gives every session
     # an equal share of the processors (autogroup), however low its priority.

@@ -61,7 +61,8 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
         torch.set_num_threads(request["threads"])
         program = pickle.loads(request["program"])
         assert isinstance(program, Program)
-        return {"key": compile_program(program, request["rng"], Store(Path(request["cache_dir"])))}
+        store = Store(Path(request["cache_dir"]))
+        return {"key": compile_program(program, request["rng"], store, request["compilers"])}
     except BaseException as error:
         lines = traceback.format_exception_only(error)
         return {"error": "".join(lines).strip(), "trace": traceback.format_exc()}

@@ -11,6 +11,7 @@ from markstep.engine import report
 from markstep.engine.ending import Ending, Interpreted
 from markstep.engine.options import Options
 from markstep.engine.replay import Replayer
+from markstep.engine.sharing import Sharing
 from markstep.engine.trial import Trial
 
 log = logging.getLogger("markstep")
@@ -31,6 +32,7 @@ class Site:
         self.root: Any = native.Node(None, None, None, 0, False)
         self.predictable = False
         self.compiling: list[Ending] = []
+        self.sharing: Sharing | None = None
         self.trial = Trial()
         self.replayer = Replayer()
         self.fruitless = 0
@@ -81,6 +83,15 @@ class Site:
                 self.skip = min(2 ** (self.fruitless - _PATIENCE), 1024)
         if self.options.backend == "inductor":
             self.trial.add(mode, seconds, endings, replayed)
+            self._share(seconds)
+
+    def _share(self, seconds: float) -> None:
+        if not self.compiling:
+            self.sharing = None
+        elif self.sharing is None:
+            self.sharing = Sharing()
+        else:
+            self.sharing.after_step(seconds)
 
     def _compile(self, ending: Ending) -> None:
         from markstep.codegen import submit
