@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 
-_SHARE = 0.2  # of training's time, at most
+_SHARE = 0.15  # of training's time, at most
 _SHORTEST = 0.2  # seconds; every change of turns costs both sides their caches
 
 

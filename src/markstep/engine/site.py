@@ -7,7 +7,7 @@ import time
 from types import ModuleType
 from typing import Any
 
-from markstep.engine import report
+from markstep.engine import heap, report
 from markstep.engine.ending import Ending, Interpreted
 from markstep.engine.options import Options
 from markstep.engine.replay import Replayer
@@ -82,7 +82,9 @@ class Site:
             if self.fruitless >= _PATIENCE:
                 self.skip = min(2 ** (self.fruitless - _PATIENCE), 1024)
         if self.options.backend == "inductor":
-            self.trial.add(mode, seconds, endings, replayed)
+            settled = self.trial.add(mode, seconds, endings, replayed)
+            if settled or (mode == "record" and self.fruitless <= _RECORDINGS):
+                heap.trim()
             self._share(seconds)
 
     def _share(self, seconds: float) -> None:
@@ -119,6 +121,7 @@ class Site:
                 ending.report.state = "ready"
                 self.predictable = True
                 self.trial.restart()
+                heap.trim()
             ending.job = None
 
 

@@ -36,21 +36,22 @@ class Trial:
             return self.verdict
         return "predict" if self.last == "eager" or not self.warm else "eager"
 
-    def add(self, mode: str, seconds: float, endings: list[Any], replayed: bool) -> None:
-        """A region ran; counts it when it was one or the other without recording."""
+    def add(self, mode: str, seconds: float, endings: list[Any], replayed: bool) -> bool:
+        """A region ran; counts it when it was one or the other without recording. Did it decide the matter?"""
         if self.verdict is not None or mode not in self.times:
-            return
+            return False
         self.last = mode
         if mode == "predict" and not replayed:
             self.partial += 1
             if self.partial < _PATIENCE:
-                return
+                return False
         if mode == "predict" and not self.warm:
             self.warm = True
-            return
+            return False
         self.times[mode].append(seconds)
         if all(_enough(t) for t in self.times.values()):
             self._settle(endings)
+        return self.verdict is not None
 
     def _settle(self, endings: list[Any]) -> None:
         eager, compiled = median(self.times["eager"]), median(self.times["predict"])
