@@ -37,9 +37,9 @@ def rows_of(match: Match, names: dict[str, str], place: dict[str, str], optimize
     Ratios are times over eager's times of the same round: below 1 is faster than eager. `speedup` is the inverse of the
     median. `compile_s` and `cold_s` are of a process with empty caches, `warm_compile_s` and `warm_s` of a second one:
     seconds spent compiling (in the background for Markstep), and seconds from the start of the first step until full
-    speed is reached (where compilation goes on beside training, training rests after 20 s until
-    it is done). `peak_bytes` is of the process that took turns, from its start on; `steady_peak_bytes` only of the turns. `before_ready_ratio` is the median step time while Markstep still
-    compiles over eager's, `before_ready_mean_ratio` the mean.
+    speed is reached (where compilation goes on beside training, training rests after 20 s until it is done). `peak_bytes`
+    is of the process that took turns, from its start on; `steady_peak_bytes` only of the turns. `before_ready_ratio` is the
+    median step time while Markstep still compiles over eager's, `before_ready_mean_ratio` the mean.
     """
     eager = match.entrants[0]
     return [_row(match, e, eager, names, place, optimizer) for e in match.entrants]

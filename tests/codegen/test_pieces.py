@@ -1,6 +1,8 @@
 """Operators that are not compiled stay calls of the host between compiled graphs; failures leave training eager."""
 
 import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,3 +209,14 @@ def test_a_result_that_is_given_twice() -> None:
     compare(middle)
     kept[0].zero_()
     assert torch.equal(kept[1], kept[2]) and (kept[1] > 0).all()
+
+
+def test_where_the_compiling_process_belongs(tmp_path: Path) -> None:
+    """In the session of the training: Linux gives each session an equal share of the processors, whatever its priority.
+    Not in its process group: Ctrl-C is for the training."""
+    child = jobs._start(tmp_path)
+    try:
+        assert os.getsid(child.pid) == os.getsid(0)
+        assert os.getpgid(child.pid) == child.pid != os.getpgid(0)
+    finally:
+        jobs._end(child)

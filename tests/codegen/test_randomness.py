@@ -1,5 +1,6 @@
 """Hashed masks: rate, independence, reproducibility, and the same mask in a recomputation."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -129,3 +130,27 @@ def test_a_recomputation_in_another_program_uses_the_same_masks() -> None:
 
     plain, again = run(False), run(True)
     torch.testing.assert_close(again, plain, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.compile
+def test_layers_that_are_repeated_share_their_kernels(tmp_path: Path) -> None:
+    """Each draws from a key of its own; were the key part of the kernel's text, every layer would be compiled anew."""
+
+    def kernels(count: int) -> int:
+        torch.manual_seed(0)
+        layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Dropout(0.3)) for _ in range(count)))
+        x = torch.randn(8, 16)
+
+        def step() -> torch.Tensor:
+            layers.zero_grad()
+            loss = layers(x).square().mean()
+            loss.backward()
+            return loss.detach()
+
+        folder = tmp_path / str(count)
+        wrapped = markstep.compile(step, background=False, cache_dir=folder)
+        for _ in range(4):
+            wrapped()
+        return len({path.name for path in folder.glob("programs/*/*.so")})
+
+    assert 0 < kernels(3) == kernels(6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any, Protocol
 
 from markstep.engine.report import ProgramReport, current
@@ -47,9 +48,10 @@ class Ending:
         self.rejected = False
         self.missed = 0
         path = path_to(node)
-        numbers, tensors = count_inputs(path)
         reports = current().programs
-        self.report = ProgramReport(f"program {len(reports) + 1}", len(path), numbers, tensors, path[0].call.source)
+        self.report = ProgramReport(
+            f"program {len(reports) + 1}", len(path), numbers_of(path), count_tensors(path), path[0].call.source
+        )
         reports.append(self.report)
 
     def program(self) -> Program:
@@ -58,7 +60,7 @@ class Ending:
         calls = tuple(n.call for n in path)
         done = frozenset(i for n in path for i in n.info.get("early", ()))
         created = {new.slot for i, c in enumerate(calls) if i not in done for new in c.creates}
-        self.report.scalar_inputs, self.report.tensor_inputs = count_inputs(path)
+        self.report.numbers, self.report.tensor_inputs = numbers_of(path), count_tensors(path)
         return Program(calls, done, frozenset(self.live & created))
 
     @property
@@ -100,9 +102,20 @@ def endings_below(node: Any) -> list[Ending]:
     return found
 
 
-def count_inputs(path: list[Any]) -> tuple[int, int]:
-    """(numbers, storages) that a path takes from outside."""
-    numbers = sum(type(v) is Scalar for n in path for v in leaves((n.call.args, tuple(n.call.kwargs.values()))))
+def numbers_of(path: list[Any]) -> Counter[tuple[str, str]]:
+    """The numbers that a path takes from outside: (operator and argument, user's line) to count."""
+    found: Counter[tuple[str, str]] = Counter()
+    for call in (n.call for n in path):
+        names = [a.name for a in call.op._schema.arguments]
+        for name, value in [*zip(names, call.args, strict=False), *call.kwargs.items()]:
+            count = sum(type(v) is Scalar for v in leaves(value))
+            if count:
+                found[f"{call.op._schema.name.removeprefix('aten::')}({name}=)", call.source] += count
+    return found
+
+
+def count_tensors(path: list[Any]) -> int:
+    """Storages that a path takes from outside."""
     created = {new.slot for n in path for new in n.call.creates}
     used = {slot for n in path for slot in n.call.reads}
-    return numbers, len(used - created)
+    return len(used - created)

@@ -14,7 +14,7 @@ class ProgramReport:
     Attributes:
         name: its number, in order of discovery.
         calls: operator calls.
-        scalar_inputs: numbers that change between steps and became inputs.
+        numbers: those that change between steps and became inputs: (operator and argument, user's line) to count.
         tensor_inputs: storages it reads that exist before it.
         source: the user's line of its first call.
         state: what became of it: "recorded", "compiling", "ready", "eager is faster", or why it is not compiled.
@@ -27,7 +27,7 @@ class ProgramReport:
 
     name: str
     calls: int
-    scalar_inputs: int
+    numbers: Counter[tuple[str, str]]
     tensor_inputs: int
     source: str
     state: str = "recorded"
@@ -38,6 +38,11 @@ class ProgramReport:
     not_replayed: str = ""
     eager_ms: float | None = None
     compiled_ms: float | None = None
+
+    @property
+    def scalar_inputs(self) -> int:
+        """How many numbers became inputs."""
+        return self.numbers.total()
 
 
 @dataclass
@@ -73,6 +78,11 @@ class Report:
                 f"{p.state}{timing}{speed}; ran {p.runs} times compiled, {p.interpreted} times call by call"
                 + (f"; its Python still runs: {p.not_replayed}" if p.not_replayed else "")
             )
+            lines += [
+                f"    {count} x {what} at {where} changes and is an input" for (what, where), count in p.numbers.most_common(4)
+            ]
+            if len(p.numbers) > 4:
+                lines.append(f"    and numbers of {len(p.numbers) - 4} other places")
         if len(self.programs) > len(shown):
             lines.append(
                 f"  and {len(self.programs) - len(shown)} programs that ran eagerly while they were recorded, once or twice"
