@@ -212,8 +212,7 @@ def test_a_result_that_is_given_twice() -> None:
 
 
 def test_where_the_compiling_process_belongs(tmp_path: Path) -> None:
-    """In the session of the training: Linux gives each session an equal share of the processors, whatever its priority.
-    Not in its process group: Ctrl-C is for the training."""
+    """In the session of the training: Linux gives each an equal share, whatever its priority. Ctrl-C is for the training."""
     child = jobs._start(tmp_path)
     try:
         assert os.getsid(child.pid) == os.getsid(0)
