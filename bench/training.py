@@ -66,6 +66,11 @@ class Training:
         """Does the next step."""
         self.losses.append(self.train_step(self.batches[len(self.losses) % len(self.batches)]))
 
+    def touch(self) -> None:
+        """Reads the parameters: a system may have taken the memory of a process away that has waited for minutes."""
+        for parameter in self._parameters:
+            parameter.detach().sum()
+
     def settle(self) -> None:
         """Waits for the device and turns losses into numbers."""
         if self._device == "cuda":

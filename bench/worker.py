@@ -63,6 +63,7 @@ class Worker:
             and what the contender says about itself.
         """
         parent = os.getppid()
+        self._training.touch()
         start = time.perf_counter()
         times: list[tuple[str, float]] = []
         reached, beside = 0.0, 0
