@@ -8,6 +8,11 @@ from tests.helpers import compare
 from torch import nn
 from torch.nn import functional as F
 
+from markstep import codegen
+from markstep.engine import site
+from markstep.engine.ending import Interpreted
+from markstep.engine.trial import Trial
+
 
 def small(dropout: float = 0.2) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(dropout), nn.Linear(8, 3))
@@ -300,3 +305,41 @@ def test_a_model_built_inside_the_step() -> None:
         return step, []
 
     compare(make)
+
+
+class Compiled:
+    """A compilation that is done at once."""
+
+    failed = False
+
+    def __init__(self, program: Any, options: Any, figures: Any) -> None:
+        self.executable = Interpreted(program)
+
+    def poll(self) -> Any:
+        return self.executable
+
+
+def test_a_step_that_changes_after_eager_has_won_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdicts = ["eager", "predict"]
+
+    def settle(trial: Trial, endings: list[Any]) -> None:
+        trial.verdict = verdicts.pop(0)
+
+    monkeypatch.setattr(codegen, "submit", Compiled)
+    monkeypatch.setattr(Trial, "_settle", settle)
+    monkeypatch.setattr(site, "_FIRST_LOOK", 5)
+
+    def make() -> Any:
+        model = small(0.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(i: int) -> Any:
+            rows = 4 if i < 100 else 16
+            return update(model, optimizer, torch.ones(rows, 6) * i, torch.arange(rows) % 3)
+
+        return step, [model, optimizer]
+
+    found = compare(make, steps=200, recorded=None, backend="inductor")
+    assert not verdicts, found
+    ran = [p for p in found.programs if p.runs]
+    assert len(ran) >= 2 and ran[-1].runs > 20, str(found)

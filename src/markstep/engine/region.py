@@ -94,7 +94,7 @@ class Place:
     def idle(self) -> bool:
         """Does this thread have nothing to do here but run the user's code?"""
         site = self._sites.get(threading.get_ident())
-        return site is not None and site.idle
+        return site is not None and site.idle()
 
     def site(self, module: ModuleType) -> Site:
         """The site of the calling thread."""

@@ -17,6 +17,7 @@ from markstep.engine.trial import Trial
 log = logging.getLogger("markstep")
 _RECORDINGS = 2
 _PATIENCE = 40
+_FIRST_LOOK = 1000
 
 
 class Site:
@@ -37,11 +38,17 @@ class Site:
         self.replayer = Replayer()
         self.fruitless = 0
         self.skip = 0
+        self.rested, self.rest = 0, _FIRST_LOOK
 
-    @property
     def idle(self) -> bool:
-        """Is it settled that this site runs eagerly? Then there is nothing to follow, measure or wait for."""
-        return self.trial.verdict == "eager" and not self.compiling
+        """Is it settled that the next step runs eagerly? Then there is nothing to follow, measure or wait for.
+
+        Now and then, more and more rarely, a step is looked at all the same: it may have become another one.
+        """
+        if self.trial.verdict != "eager" or self.compiling:
+            return False
+        self.rested += 1
+        return self.rested <= self.rest
 
     def plan(self) -> str:
         """What to do with the next region: "predict", "record" or "eager" (leave it alone)."""
@@ -54,6 +61,8 @@ class Site:
         if self.skip:
             self.skip -= 1
             return "eager"
+        if self.trial.verdict == "eager" and not self.compiling:
+            return "record"  # see `idle`
         if self.predictable:
             return self.trial.next()
         return "eager" if self.compiling else "record"
@@ -81,6 +90,8 @@ class Site:
             self.fruitless += 1
             if self.fruitless >= _PATIENCE:
                 self.skip = min(2 ** (self.fruitless - _PATIENCE), 1024)
+        if mode == "record" and self.trial.verdict == "eager" and not any(_is_new(e) for e in endings):
+            self.rested, self.rest = 0, 2 * self.rest
         if self.options.backend == "inductor":
             settled = self.trial.add(mode, seconds, endings, replayed)
             if settled or (mode == "record" and self.fruitless <= _RECORDINGS):
@@ -123,6 +134,10 @@ class Site:
                 self.trial.restart()
                 heap.trim()
             ending.job = None
+
+
+def _is_new(ending: Ending) -> bool:
+    return ending.seen < _RECORDINGS and ending.executable is None and not ending.rejected
 
 
 def clock() -> float:
