@@ -1,7 +1,7 @@
 """Names of PyTorch that are not public and that Markstep relies on, in one place.
 
 A test resolves every one of them and fails with the name that is gone. C++ names are checked by building
-`record/_native.cpp`, which the first test of a session does.
+`record/native_code`, which the first test of a session does.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ _MAX_STARTS = 65
 class Mode(TorchDispatchMode):
     """Sends every operator call of the thread to its engine.
 
-    It is not pushed like other modes: see "interception" in `record/_native.cpp`.
+    It is not pushed like other modes: see `record/native_code/interception.h`.
     """
 
     def __init__(self, engine: Engine, native: ModuleType) -> None:

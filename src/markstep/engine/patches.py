@@ -32,7 +32,7 @@ _COMPOSITES: tuple[tuple[Any, str, tuple[int, ...]], ...] = (
     (torch._VF, "_pad_packed_sequence", (0, 1)),
 )
 _SHOWERS = ("__repr__", "__format__")
-_KEY: Any = torch._C._parse_dispatch_key("Fake")  # where calls are intercepted, see _native.cpp
+_KEY: Any = torch._C._parse_dispatch_key("Fake")  # where calls are intercepted, see record/native_code/interception.h
 _INTERCEPTION = torch._C.DispatchKeySet(_KEY)
 _installed = False
 

@@ -18,7 +18,7 @@ import torch
 
 from markstep.record.program import New, Ref, Same, Scalar
 
-_SOURCE = Path(__file__).with_name("_native.cpp")
+_SOURCE = Path(__file__).with_name("native_code")
 _lock = threading.Lock()
 _module: ModuleType | None = None
 
@@ -47,7 +47,8 @@ def is_built(cache_dir: Path) -> bool:
 
 
 def _target(cache_dir: Path) -> Path:
-    identity = "|".join([_SOURCE.read_text(), torch.__version__, sys.version, sysconfig.get_platform()])
+    sources = [path.read_text() for path in sorted((*_SOURCE.glob("*.cpp"), *_SOURCE.glob("*.h")))]
+    identity = "|".join([*sources, torch.__version__, sys.version, sysconfig.get_platform()])
     return cache_dir / f"native-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.so"
 
 
@@ -64,7 +65,7 @@ def _build(cache_dir: Path) -> Path:
         command = [
             compiler, "-O2", "-fPIC", "-shared", "-std=c++20", f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include",
             f"-I{sysconfig.get_paths()['include']}", f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
-            str(_SOURCE), "-o", str(out), f"-L{root}/lib", "-lc10", "-ltorch_cpu", "-ltorch_python",
+            str(_SOURCE / "module.cpp"), "-o", str(out), f"-L{root}/lib", "-lc10", "-ltorch_cpu", "-ltorch_python",
         ]  # fmt: skip
         if nice := shutil.which("nice"):
             command = [nice, "-n", "19", *command]

@@ -1,0 +1,82 @@
+#pragma once
+
+// How operator calls come here.
+
+#include "session.h"
+
+namespace {
+
+// While a TorchDispatchMode is active, autograd's formulas and composite operators take other paths than in eager
+// execution (at::isTensorSubclassLike), with other rounding, signs of zero, strides and version counters. So the mode is
+// active only for the moment in which a call arrives here: at a dispatch key below autograd that torch itself leaves unused
+// while no C++ fake tensors are about. Kept with the thread's Python objects, which the autograd threads of a GPU inherit.
+constexpr auto kKey = c10::DispatchKey::Fake;
+const std::string kMode = "markstep";
+using c10::impl::TorchDispatchModeTLS;
+using Mode = c10::impl::PyObject_TorchDispatchMode;
+
+// Does an argument dispatch in Python by itself (a tensor subclass)?
+bool has_subclass(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  auto subclass = [](const c10::IValue& v) {
+    return v.isTensor() && v.toTensor().defined() && v.toTensor().key_set().has(c10::DispatchKey::Python);
+  };
+  auto args = torch::jit::last(stack, op.schema().arguments().size());
+  return std::any_of(args.begin(), args.end(), [&](const c10::IValue& v) {
+    if (v.isTensorList() || v.isOptionalTensorList()) { auto l = v.toListRef(); return std::any_of(l.begin(), l.end(), subclass); }
+    return subclass(v);
+  });
+}
+
+// Where the key stands above Python (torch < 2.13), the user's modes must go first, and what they call must come here: Python's
+// own kernel would hide this key from them.
+constexpr bool kAbovePython = kKey > c10::DispatchKey::Python;
+const auto kOthersAbovePython = (c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^
+                                 c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python))
+                                    .remove(c10::DispatchKey::Python)
+                                    .remove(kKey);
+
+void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  bool hidden = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);  // code that wants no modes and subclasses
+  bool modes = TorchDispatchModeTLS::any_modes_set();
+  if (kAbovePython && modes && !hidden) {
+    c10::impl::ExcludeDispatchKeyGuard others(kOthersAbovePython);
+    auto mode = TorchDispatchModeTLS::get_stack_at(TorchDispatchModeTLS::stack_len() - 1);
+    mode->pyinterpreter()->dispatch(op, stack);
+    return;
+  }
+  if (modes || (hidden && has_subclass(op, *stack))) {
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+    return;
+  }
+  c10::impl::ExcludeDispatchKeyGuard once(kKey);
+  const auto& kept = at::impl::ThreadLocalPythonObjects::get(kMode);
+  TorchDispatchModeTLS::push_non_infra_mode_onto_stack(std::shared_ptr<Mode>(kept, (Mode*)kept.get()));
+  c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Python, false);
+  struct Restore {
+    bool hidden;
+    ~Restore() {
+      c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Python, hidden);
+      TorchDispatchModeTLS::pop_stack();
+    }
+  } restore{hidden};
+  (*getPyInterpreter())->dispatch(op, stack);
+}
+
+TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>()); }
+
+// intercept(mode | None): sends every operator call of this thread to the mode's __torch_dispatch__, or no longer.
+PyObject* mod_intercept(PyObject*, PyObject* mode) {
+  HANDLE_TH_ERRORS
+  bool on = mode != Py_None;
+  std::shared_ptr<c10::SafePyObject> kept;  // none when off: a thread that ends would need Python, which may be gone, to free it
+  if (on) {
+    auto object = std::make_shared<Mode>(node_get(mode), getPyInterpreter());
+    kept = std::shared_ptr<c10::SafePyObject>(object, (c10::SafePyObject*)object.get());
+  }
+  at::impl::ThreadLocalPythonObjects::set(kMode, kept);
+  c10::impl::tls_set_dispatch_key_included(kKey, on);
+  Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+}  // namespace
