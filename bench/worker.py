@@ -79,11 +79,10 @@ class Worker:
             if phase == "ready" or elapsed > patience:
                 break
             if phase == "compiling" and self._contender.in_background and elapsed > _BESIDE_S:
-                rest = max(0.5, 4 * seconds)
-                time.sleep(rest)
+                time.sleep(max(0.5, 4 * seconds))
             if os.getppid() != parent:
                 sys.exit("the benchmark has ended")
-        before = [seconds for phase, seconds in times[1:] if phase == "compiling"][:beside]
+        before = [seconds for phase, seconds in times[1:beside] if phase == "compiling"]
         peaks = {"peak_bytes": memory.peak(), "peak_allocated_bytes": memory.peak_allocated()}
         memory.restart_peak()
         return {

@@ -154,10 +154,10 @@ def _start(cache_dir: Path) -> subprocess.Popen[bytes]:
         # No processes of TorchInductor's own, which only Triton needs; see `_compilers`.
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     environment |= {"MARKSTEP": "0", "TORCHINDUCTOR_CACHE_DIR": str(cache_dir / "inductor")}
-    # A process group of its own, so that Ctrl-C reaches the training only; not a session of its own: Linux gives every session
-    # an equal share of the processors (autogroup), however low its priority.
     log_file = os.open(cache_dir / "compiler.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
+        # A process group of its own, so that Ctrl-C reaches the training only; not a session of its own: Linux gives every
+        # session an equal share of the processors (autogroup), however low its priority.
         child = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "markstep.codegen.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log_file, env=environment, process_group=0,
