@@ -3,10 +3,17 @@
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from markstep.engine import region, report
+from markstep.engine.options import Options
+from markstep.record import native
 
 pytestmark = pytest.mark.slow  # processes that import much
 
@@ -53,12 +60,40 @@ def _environment(folder: Path, compiler: str, **variables: str) -> dict[str, str
         environment["PATH"] = str(folder / "bin")
     elif compiler == "missing":
         environment["CXX"] = str(folder / "nowhere" / "g++")
+    elif compiler == "nothing":  # not even the tools that would say why
+        (folder / "bin").mkdir()
+        environment |= {"PATH": str(folder / "bin"), "CXX": str(folder / "nowhere" / "g++")}
     else:
         broken = folder / "g++"
         broken.write_text("#!/bin/sh\necho 'internal compiler error: out of luck' >&2\nexit 1\n")
         broken.chmod(0o700)
         environment["CXX"] = str(broken)
     return environment
+
+
+def test_threads_say_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Also when a thread asks while another one's build fails, or just after it failed."""
+    asked = threading.Barrier(4)
+
+    def fail(cache: Path) -> None:
+        time.sleep(0.05)
+        raise native.NativeUnavailable("out of luck")
+
+    def ask() -> None:
+        asked.wait()
+        for _ in range(20):
+            assert region.hot_path(Options(cache_dir=tmp_path, background=background)) is None
+            time.sleep(0.005)
+
+    monkeypatch.setattr(native, "load", fail)
+    monkeypatch.setattr(native, "is_built", lambda cache: False)
+    for background in (True, False):
+        monkeypatch.setattr(region, "_broken", None)
+        before = len(report.current().warnings)
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(ask) for _ in range(4)]:
+                done.result()
+        assert len(report.current().warnings) == before + 1
 
 
 @pytest.mark.parametrize(
@@ -70,6 +105,7 @@ def _environment(folder: Path, compiler: str, **variables: str) -> dict[str, str
         ("step", "absent", "0"),
         ("run", "absent", "1"),
         ("run", "missing", "1"),
+        ("step", "nothing", "1"),
     ],
 )
 def test_training_goes_on(door: str, compiler: str, background: str, tmp_path: Path) -> None:
@@ -89,6 +125,7 @@ def test_training_goes_on(door: str, compiler: str, background: str, tmp_path: P
     cause, fix = {
         "absent": ("no C++ compiler was found", "install g++"),
         "missing": (f"{tmp_path}/nowhere/g++", "CXX"),
+        "nothing": (f"{tmp_path}/nowhere/g++", "CXX"),
         "broken": ("internal compiler error: out of luck", "CXX"),
     }[compiler]
     assert cause in done.stderr and fix in done.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+import threading
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +15,7 @@ from markstep.engine.report import current
 
 _BACKENDS = ("inductor", "interpreter", "eager")
 _RNGS = ("hash", "torch")
+_preparing = threading.Lock()  # so that threads do not all find and report the same unusable directory
 
 
 def _default_cache() -> Path:
@@ -51,7 +53,8 @@ class Options:
 
     def prepared_cache_dir(self) -> Path:
         """The cache directory, created for its owner only; a private temporary one (with a warning) if that fails."""
-        return _prepare(self.cache_dir)
+        with _preparing:
+            return _prepare(self.cache_dir)
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -16,6 +17,7 @@ from markstep.record import native
 log = logging.getLogger("markstep")
 _builder: threading.Thread | None = None
 _broken: str | None = None
+_loading = threading.Lock()
 
 
 class Region:
@@ -106,30 +108,30 @@ class Place:
 
 def hot_path(options: Options) -> Any:
     """The C++ part; None while it is being built in the background, or when it cannot be built (said once)."""
-    global _builder, _broken
+    global _builder
     if _broken is not None:
         return None
     cache = options.prepared_cache_dir()
     if native.is_built(cache) or not options.background or options.backend == "interpreter":
+        return _load(cache)
+    if _builder is None or not _builder.is_alive():
+        _builder = threading.Thread(target=_load, args=(cache,), daemon=True, name="markstep-build")
+        _builder.start()
+    return None
+
+
+def _load(cache: Path) -> Any:
+    """Loads (and builds) the C++ part; whoever fails first says so, and nobody tries after that."""
+    global _broken
+    with _loading:
+        if _broken is not None:
+            return None
         try:
             return native.load(cache)
         except native.NativeUnavailable as error:
             _broken = str(error)
             warn(f"training goes on eagerly: {error}")
             return None
-    if _builder is None or not _builder.is_alive():
-        _builder = threading.Thread(target=_build, args=(cache,), daemon=True, name="markstep-build")
-        _builder.start()
-    return None
-
-
-def _build(cache: Any) -> None:
-    global _broken
-    try:
-        native.load(cache)
-    except native.NativeUnavailable as error:
-        _broken = str(error)
-        warn(f"training goes on eagerly: {error}")
 
 
 def warn(text: str) -> None:

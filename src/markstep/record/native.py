@@ -69,7 +69,10 @@ def _build(cache_dir: Path) -> Path:
         ]  # fmt: skip
         if nice := shutil.which("nice"):
             command = [nice, "-n", "19", *command]
-        done = subprocess.run(command, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError as error:
+            raise NativeUnavailable(f"{command[0]} does not start ({error}): install g++, or set CXX to a compiler") from error
         if done.returncode:
             raise NativeUnavailable(
                 f"{compiler} could not build Markstep's C++ part. Install g++ 10 or newer, or set CXX to a compiler that "
