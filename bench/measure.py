@@ -13,6 +13,8 @@ from typing import Any
 from bench.models import Case
 from bench.process import Process, WorkerError, environment
 
+_ALONE_S = 2.0  # seconds of eager training around a warm-up, to compare it with
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -142,7 +144,7 @@ class Match:
     def _introduce(self, entrant: Entrant) -> None:
         """Warms a contender up with empty caches, then a second process of it that stays for the turns."""
         self._say(f"{entrant.name}: first run, empty caches")
-        eager = [self._turn("eager", 1) for _ in range(3)]
+        eager = self._alone()
         process = self._first[entrant.name]
         entrant.cold = process.ask("warm", patience=self._settings.patience_s)
         if self._settings.warm:
@@ -151,9 +153,16 @@ class Match:
             entrant.warm = self._lasting[entrant.name].ask("warm", patience=self._settings.patience_s)
         else:
             self._lasting[entrant.name] = process
-        eager += [self._turn("eager", 1) for _ in range(3)]
+        eager += self._alone()
         if entrant.name == "markstep" and entrant.cold["before_ready_s"] is not None:
             entrant.before_ratios = [seconds / median(eager) for seconds in entrant.cold["before_ready_s"]]
+
+    def _alone(self) -> list[float]:
+        """Eager's steps for a while, without the first: the process has been idle."""
+        times = [self._turn("eager", 1)]
+        while len(times) < 4 or sum(times) < _ALONE_S:
+            times.append(self._turn("eager", 1))
+        return times[1:]
 
     def _turn(self, name: str, steps: int) -> float:
         return float(self._lasting[name].ask("steps", count=steps)["seconds"])

@@ -79,7 +79,7 @@ def test_threads_say_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         time.sleep(0.05)
         raise native.NativeUnavailable("out of luck")
 
-    def ask() -> None:
+    def ask(background: bool) -> None:
         asked.wait()
         for _ in range(20):
             assert region.hot_path(Options(cache_dir=tmp_path, background=background)) is None
@@ -91,7 +91,7 @@ def test_threads_say_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         monkeypatch.setattr(region, "_broken", None)
         before = len(report.current().warnings)
         with ThreadPoolExecutor(4) as pool:
-            for done in [pool.submit(ask) for _ in range(4)]:
+            for done in [pool.submit(ask, background) for _ in range(4)]:
                 done.result()
         assert len(report.current().warnings) == before + 1
 

@@ -1,5 +1,6 @@
 """Training and the compiler share the processors; memory of eager steps goes back to the system."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from torch import nn
 
 import markstep
-from markstep.engine import heap, sharing
+from markstep.engine import heap, region, sharing
+from markstep.record import native
 
 
 class Clock:
@@ -56,6 +58,25 @@ def test_training_that_leaves_a_core_never_pauses(monkeypatch: pytest.MonkeyPatc
 
 def test_half_a_free_core_halves_the_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert slept(monkeypatch, 4, 3.5, 0.1, 1000) == pytest.approx(7.5, rel=0.02)
+
+
+def test_training_pauses_for_the_build_of_the_native_part_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    built = threading.Event()
+    clock = Clock(2.0)
+    monkeypatch.setattr(sharing, "time", clock)
+    monkeypatch.setattr(sharing, "_cores", lambda: 2)
+    monkeypatch.setattr(region, "clock", clock.perf_counter)
+    monkeypatch.setattr(region, "_waiting", sharing.Sharing(0.5))
+    monkeypatch.setattr(region, "_broken", None)
+    monkeypatch.setattr(native, "is_built", lambda cache: False)
+    monkeypatch.setattr(native, "load", lambda cache: built.wait())
+    step = markstep.compile(clock.work, cache_dir=tmp_path)
+    before = markstep.explain().eager_steps
+    for _ in range(100):
+        step(0.1)
+    built.set()
+    assert clock.slept == pytest.approx(5, rel=0.1)
+    assert markstep.explain().eager_steps == before + 100
 
 
 def resident() -> int:

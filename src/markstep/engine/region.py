@@ -10,6 +10,7 @@ from typing import Any
 
 from markstep.engine import patches, report, threads
 from markstep.engine.options import Options
+from markstep.engine.sharing import Sharing
 from markstep.engine.site import Site, clock
 from markstep.engine.sources import user_line
 from markstep.record import native
@@ -18,6 +19,7 @@ log = logging.getLogger("markstep")
 _builder: threading.Thread | None = None
 _broken: str | None = None
 _loading = threading.Lock()
+_waiting = Sharing(0.5)  # while the C++ part is built, once per machine, nothing else can begin
 
 
 class Region:
@@ -41,7 +43,9 @@ class Region:
             return self
         module = hot_path(self.place.options)
         if module is None:
-            self.plan = "off"
+            self.plan = "off" if _broken is not None else "building"
+            report.current().eager_steps += 1
+            self.start = clock()
             return self
         patches.install(module)
         self.site = self.place.site(module)
@@ -68,7 +72,9 @@ class Region:
             self.site.trial.restart()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.plan in ("nested", "off"):
+        if self.plan == "building":
+            _waiting.after_step(clock() - self.start)
+        if self.plan in ("nested", "off", "building"):
             return
         if self.skipped:
             self.site.finished("predict", clock() - self.start, [self.site.replayer.last.ending], True)  # type: ignore[union-attr]

@@ -10,14 +10,19 @@ from __future__ import annotations
 import os
 import time
 
-_SHARE = 0.15  # of training's time, at most
+_SHARE = 0.15
 _SHORTEST = 0.2  # seconds; every change of turns costs both sides their caches
 
 
 class Sharing:
-    """Counts what training owes the compiler, and pays."""
+    """Counts what training owes the compiler, and pays.
 
-    def __init__(self) -> None:
+    Args:
+        share: of training's time, at most.
+    """
+
+    def __init__(self, share: float = _SHARE) -> None:
+        self._share = share
         self._debt = 0.0
         self._start()
 
@@ -30,7 +35,7 @@ class Sharing:
         used = cpu / wall if wall > 0 else 0.0
         self._start()
         unused = _cores() - used
-        self._debt += _SHARE * seconds * min(1.0, max(0.0, 1.0 - unused))
+        self._debt += self._share * seconds * min(1.0, max(0.0, 1.0 - unused))
         if self._debt >= _SHORTEST:
             time.sleep(self._debt)
             self._debt = 0.0
