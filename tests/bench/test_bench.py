@@ -131,7 +131,7 @@ def test_gpu_script_rehearsed_with_torch_compile(tmp_path: Path) -> None:
     small = ["--models", "mlp", "--dtypes", "fp32", "--rounds", "1", "--turn", "0.01"]
     done = subprocess.run(
         [str(ROOT / "bench" / "gpu.sh"), "cpu", *small, "--contenders", "torch.compile"],
-        env={**os.environ, "OUT": str(tmp_path)},
+        env={**os.environ, "OUT": str(tmp_path), "PYTHON": sys.executable},
         capture_output=True,
         text=True,
     )

@@ -80,7 +80,7 @@ def build(plan: Plan, piece: Piece, feed: Feed, decompositions: Any) -> tuple[to
         device = next((m[4] for _, m in feed.tensors), torch.device("cpu"))
         example += [torch.empty(randomness.KEY_SHAPE, dtype=torch.int32, device=device) for _ in feed.keys]
     replay = _replayer(plan, piece, feed)
-    with mode, torch.no_grad():
+    with mode, torch.no_grad(), torch.fx.traceback.preserve_node_meta():
         graph = make_fx(torch.func.functionalize(replay, remove="mutations"), decompositions, "real")(*example)
     graph.graph.eliminate_dead_code()
     graph.recompile()
