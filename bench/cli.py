@@ -19,7 +19,7 @@ from bench.measure import Settings, measure
 from bench.models import CASES, DTYPES, SUITES, select
 from bench.process import WorkerError
 from bench.rows import Row, notes, rows_of, summary
-from bench.table import LEGEND, table
+from bench.table import LEGEND, details, table
 
 _PEERS = tuple(name for name in CONTENDERS if name != "eager")
 _EFFORT = {"quick": {"rounds": 7, "turn_s": 0.25}, "full": {"rounds": 15, "turn_s": 1.0}}
@@ -53,6 +53,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--turn", type=float, metavar="SECONDS", help="length of a turn, at least one step")
     p.add_argument("--patience", type=float, default=900.0, metavar="SECONDS", help="longest warm-up (default 900)")
     p.add_argument("--once", action="store_true", help="no second process with full caches, no trace cost")
+    p.add_argument("--where", action="store_true", help="where the time of a step goes, and its floor")
     p.add_argument("--loss-steps", type=int, default=0, metavar="N", help="go on to N steps to compare losses")
     p.add_argument("--seed", type=int, default=0)
     return p
@@ -110,6 +111,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         patience_s=args.patience,
         warm=not args.once,
         trace=not args.once,
+        floor=args.where or (args.suite == "full" and not args.once),
+        where=args.where,
         loss_steps=args.loss_steps,
         seed=args.seed,
     )
@@ -149,5 +152,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if rows:
-        print(table(rows), *notes(rows), *summary(rows), LEGEND, sep="\n")
+        print(table(rows), *notes(rows), *summary(rows), LEGEND, details(rows), sep="\n")
     return int(not rows or any("error" in row for row in rows))

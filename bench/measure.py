@@ -27,6 +27,8 @@ class Settings:
         patience_s: how long a warm-up may take.
         warm: measure a second process that finds the caches filled; otherwise there is only one with empty caches.
         trace: measure what following the calls costs.
+        floor: measure what the products and the traffic of the step cost alone, see `bench.floor`.
+        where: split eager's and Markstep's steps, see `bench.where`.
         loss_steps: go on until everybody has done this many steps, for comparing losses.
     """
 
@@ -38,6 +40,8 @@ class Settings:
     patience_s: float = 900.0
     warm: bool = True
     trace: bool = True
+    floor: bool = False
+    where: bool = False
     loss_steps: int = 0
     seed: int = 0
 
@@ -51,6 +55,7 @@ class Entrant:
         before_ratios: step time while Markstep compiles in the background over eager's before and after: of medians, of means.
         turns: seconds of a step, by round; at the same place in all entrants of a case.
         final: answer to `finish`.
+        split: answer to `where`, empty when it was not asked.
         error: why it did not get to the end.
     """
 
@@ -60,6 +65,7 @@ class Entrant:
     before_ratios: list[float] | None = None
     turns: list[float] = field(default_factory=list)
     final: dict[str, Any] = field(default_factory=dict)
+    split: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -68,7 +74,7 @@ class Match:
 
     Attributes:
         entrants: eager first.
-        side: what `bench.worker.Probe` measured.
+        side, floor: what `bench.worker.Probe` measured.
         device: name of the device.
     """
 
@@ -79,6 +85,7 @@ class Match:
         self._lasting: dict[str, Process] = {}
         self.entrants = [Entrant(name) for name in ("eager", *settings.contenders)]
         self.side: dict[str, Any] = {}
+        self.floor: dict[str, Any] = {}
         self.device = "cpu"
 
     def run(self, optimizers: dict[str, str]) -> None:
@@ -99,6 +106,10 @@ class Match:
             self._take_turns()
             for entrant in self._running():
                 self._try(entrant, self._finish)
+                if self._settings.where and entrant.name in ("eager", "markstep"):
+                    self._split(entrant)
+            if self._settings.floor:
+                self._measure_floor()
 
     def _start_all(self, stack: ExitStack) -> None:
         """Starts every process side by side: imports and building models must not overlap with what is measured."""
@@ -156,6 +167,23 @@ class Match:
         eager += self._alone()
         if entrant.name == "markstep" and entrant.cold["before_ready_s"] is not None:
             entrant.before_ratios = [seconds / median(eager) for seconds in entrant.cold["before_ready_s"]]
+
+    def _measure_floor(self) -> None:
+        self._say("products alone")
+        with self._start("probe") as probe:
+            try:
+                self.floor = probe.ask("floor")
+            except WorkerError as error:
+                self.floor = {"error": str(error)}
+                self._say(f"no floor: {str(error).splitlines()[-1]}")
+
+    def _split(self, entrant: Entrant) -> None:
+        self._say(f"{entrant.name}: where the time goes")
+        steps = max(2, min(100, round(2.0 / entrant.turns[-1])))
+        try:
+            entrant.split = self._lasting[entrant.name].ask("where", steps=steps)
+        except WorkerError as error:
+            self._say(f"{entrant.name}: not split: {str(error).splitlines()[-1]}")
 
     def _alone(self) -> list[float]:
         """Eager's steps for a while, without the first: the process has been idle."""

@@ -39,7 +39,8 @@ def rows_of(match: Match, names: dict[str, str], place: dict[str, str], optimize
     seconds spent compiling (in the background for Markstep), and seconds from the start of the first step until full
     speed is reached (where compilation goes on beside training, training rests after 20 s until it is done). `peak_bytes`
     is of the process that took turns, from its start on; `steady_peak_bytes` only of the turns. `before_ready_ratio` is the
-    median step time while Markstep still compiles over eager's, `before_ready_mean_ratio` the mean.
+    median step time while Markstep still compiles over eager's, `before_ready_mean_ratio` the mean. `floor` and `where` are
+    what `bench.floor` and `bench.where` say, `over_floor` is the step time over the floor.
     """
     eager = match.entrants[0]
     return [_row(match, e, eager, names, place, optimizer) for e in match.entrants]
@@ -76,6 +77,11 @@ def _row(match: Match, entrant: Entrant, eager: Entrant, names: Row, place: Row,
         "loss_steps": steps,
         "rounds": len(entrant.turns),
     }
+    if match.floor:
+        floor_ms = match.floor.get("floor_ms")
+        row |= {"floor": match.floor, "over_floor": floor_ms and row["step_ms"] / floor_ms}
+    if entrant.split:
+        row["where"] = entrant.split
     if entrant.name == "markstep":
         row |= {name: entrant.final[name] for name in ("calls", "cached", "states", "warnings")}
         row |= {name: match.side.get(name) for name in ("trace_us_per_call", "predict_us_per_call", "predict_ms")}

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from bench.rows import Row
 
+_LONGEST = 100  # characters of a name
+
 LEGEND = """\
 ratio      step time over eager's, median of rounds in which all take turns (quartiles); below 1 is faster than eager
 peak       most memory of the process in MiB, with full caches; alloc: of torch's allocator on CUDA
@@ -15,7 +17,8 @@ cold/warm  seconds until full speed, with empty and with full caches; where comp
 before     step time over eager's while compilation is still under way: median/mean
 loss diff  largest relative difference to eager's losses (dropout masks differ unless MARKSTEP_RNG=torch)
 calls      operator calls of a step;  trace: microseconds a call that following them adds to eager's Python, bounds
-           from below and above"""
+           from below and above
+/floor     step time over what its matrix products and the traffic of its parameters cost alone (suite full, or --where)"""
 
 
 def _number(name: str, digits: int, factor: float = 1.0) -> Callable[[Row], str]:
@@ -58,6 +61,7 @@ _COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("loss diff", _difference),
     ("calls", _number("calls", 0)),
     ("trace", _trace),
+    ("/floor", _number("over_floor", 2)),
 )
 
 
@@ -77,3 +81,30 @@ def table(rows: list[Row]) -> str:
         failed = f"  failed: {(row['error'] or 'no turn').splitlines()[-1]}" if row and "error" in row else ""
         lines.append(("  ".join(padded) + failed).rstrip())
     return "\n".join(lines)
+
+
+def details(rows: list[Row]) -> str:
+    """What the floor of every case consists of, and where the time of the split steps goes, as far as it was measured."""
+    return "\n".join(line for row in rows for line in (*_floor_lines(row), *_where_lines(row)))
+
+
+def _floor_lines(row: Row) -> list[str]:
+    floor = row.get("floor", {})
+    if row["contender"] != "eager" or "floor_ms" not in floor:
+        return []
+    head = (
+        f"{row['model']} {row['dtype']}: floor {floor['floor_ms']:.1f} ms, of which products {floor['products_ms']:.1f}, "
+        f"parameters {floor['bytes_ms']:.1f} (a copy moves {floor['copy_gb_s']:.1f} GB/s)"
+    )
+    missing = f"; not timed: {', '.join(floor['not_timed'])}" if floor["not_timed"] else ""
+    return ["", head + missing, *(f"  {ms:9.2f} ms  {name}" for name, ms in floor["dearest"])]
+
+
+def _where_lines(row: Row) -> list[str]:
+    where = row.get("where")
+    if where is None:
+        return []
+    lines = ["", f"{row['model']} {row['dtype']} {row['contender']}: a step of {where['step_ms']:.1f} ms under the profiler"]
+    groups = sorted(where["groups"].items(), key=lambda item: -item[1])
+    lines += [f"  {ms:9.2f} ms  {100 * ms / where['step_ms']:5.1f} %  {name}" for name, ms in groups]
+    return [*lines, "  dearest:", *(f"  {ms:9.2f} ms  {name[:_LONGEST]}" for name, ms in where["dearest"])]

@@ -94,6 +94,12 @@ class Worker:
             **self._contender.figures(),
         }
 
+    def where(self, steps: int) -> Answer:
+        """See `bench.where`."""
+        from bench.where import split
+
+        return split(self._training, steps)
+
     def finish(self) -> Answer:
         """The peaks since the warm-up, what is held now, the losses of all steps, and the contender's figures."""
         return {
@@ -116,6 +122,12 @@ class Probe:
         from bench.probe import optimizer_seconds
 
         return optimizer_seconds(self._case, self._device)
+
+    def floor(self) -> Answer:
+        """See `bench.floor`."""
+        from bench.floor import floor
+
+        return floor(self._case, self._dtype, self._device)
 
     def trace(self) -> Answer:
         """See `bench.trace`."""
