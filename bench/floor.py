@@ -25,7 +25,7 @@ _COPIED = 64 << 20  # elements of the copy that measures the bandwidth
 _SECONDS, _CALLS = 0.03, 10  # a variant is repeated for so long and so often at least,
 _PATIENCE_S = 0.5  # but no longer than this
 
-Job = Callable[[], Any]
+Job = tuple[str, Callable[[], Any]]  # which variant it is, and the variant
 
 
 class Product(NamedTuple):
@@ -46,14 +46,14 @@ class Product(NamedTuple):
         b, m, k, n, dtype = self
         if b > 1:
             out = torch.empty(b, m, n, dtype=dtype, device=device)
-            for left in _layouts((b, m, k), dtype, device):
-                for right in _layouts((b, k, n), dtype, device):
-                    yield lambda left=left, right=right: torch.bmm(left, right, out=out)
+            for a, left in _layouts((b, m, k), dtype, device):
+                for c, right in _layouts((b, k, n), dtype, device):
+                    yield f"{a} @ {c}", lambda left=left, right=right: torch.bmm(left, right, out=out)
             return
         out = torch.empty(m, n, dtype=dtype, device=device)
-        for left in _layouts((m, k), dtype, device):
-            for right in _layouts((k, n), dtype, device):
-                yield lambda left=left, right=right: torch.mm(left, right, out=out)
+        for a, left in _layouts((m, k), dtype, device):
+            for c, right in _layouts((k, n), dtype, device):
+                yield f"{a} @ {c}", lambda left=left, right=right: torch.mm(left, right, out=out)
         if device == "cpu" and torch.backends.mkldnn.is_available():
             yield from _packed(m, k, n, dtype)
 
@@ -82,15 +82,22 @@ class Convolution(NamedTuple):
             def make(shape: tuple[int, ...], memory_format: torch.memory_format = memory_format) -> Tensor:
                 return torch.randn(shape, dtype=self.dtype, device=device).contiguous(memory_format=memory_format)
 
+            name = str(memory_format).removeprefix("torch.")
             image, weight = make(self.image), make(self.weight)
             if self.grads is None:
-                yield lambda image=image, weight=weight: torch.convolution(
-                    image, weight, None, stride, padding, dilation, transposed, output_padding, groups
+                yield (
+                    name,
+                    lambda image=image, weight=weight: torch.convolution(
+                        image, weight, None, stride, padding, dilation, transposed, output_padding, groups
+                    ),
                 )
             else:
                 grad, mask = make(self.output), [*self.grads[:2], False]
-                yield lambda grad=grad, image=image, weight=weight, mask=mask: torch.ops.aten.convolution_backward(
-                    grad, image, weight, None, stride, padding, dilation, transposed, output_padding, groups, mask
+                yield (
+                    name,
+                    lambda grad=grad, image=image, weight=weight, mask=mask: torch.ops.aten.convolution_backward(
+                        grad, image, weight, None, stride, padding, dilation, transposed, output_padding, groups, mask
+                    ),
                 )
 
 
@@ -103,12 +110,12 @@ def _packed(m: int, k: int, n: int, dtype: torch.dtype) -> Iterable[Job]:
         ops._linear_pointwise(left, weight, None, "none", [], "")
     except RuntimeError:  # not for this dtype, or not on this processor
         return
-    yield lambda: ops._linear_pointwise(left, weight, None, "none", [], "")
+    yield "rows @ packed", lambda: ops._linear_pointwise(left, weight, None, "none", [], "")
 
 
-def _layouts(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[Tensor]:
+def _layouts(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> list[tuple[str, Tensor]]:
     rows = torch.randn(shape, dtype=dtype, device=device)
-    return [rows, rows.mT.contiguous().mT]
+    return [("rows", rows), ("columns", rows.mT.contiguous().mT)]
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -241,7 +248,8 @@ def floor(case: Case, dtype: str, device: str) -> dict[str, Any]:
     words = sum(p.numel() * p.element_size() for p in case.build().parameters())
     bandwidth = _copy_bandwidth(device)
     moved = _WORDS_OF_ADAMW * words / bandwidth
-    costs = {product: count * _shortest(product.jobs(device), device) for product, count in found.items()}
+    best = {product: _shortest(product.jobs(device), device) for product in found}
+    costs = {product: found[product] * seconds for product, (seconds, _) in best.items()}
     dearest = sorted(costs, key=lambda p: -costs[p])[:12]
     products = sum(costs.values())
     return {
@@ -249,23 +257,25 @@ def floor(case: Case, dtype: str, device: str) -> dict[str, Any]:
         "bytes_ms": moved * 1e3,
         "floor_ms": (products + moved) * 1e3,
         "copy_gb_s": bandwidth / 1e9,
-        "dearest": [[f"{found[p]} x {p}", costs[p] * 1e3] for p in dearest],
+        "dearest": [[f"{found[p]} x {p} ({best[p][1]})", costs[p] * 1e3] for p in dearest],
         "not_timed": sorted(unknown),
     }
 
 
-def _shortest(jobs: Iterable[Job], device: str) -> float:
-    return min(_time(job, device) for job in jobs)
+def _shortest(jobs: Iterable[Job], device: str) -> tuple[float, str]:
+    """Seconds of the best variant; its name, and that of the worst with how many times longer it takes."""
+    times = sorted((_time(job, device), name) for name, job in jobs)
+    return times[0][0], f"{times[0][1]}; {times[-1][1]} {times[-1][0] / times[0][0]:.1f} times"
 
 
-def _time(job: Job, device: str) -> float:
+def _time(job: Callable[[], Any], device: str) -> float:
     times = [_once(job, device) for _ in range(2)][1:]
     while (len(times) < _CALLS or sum(times) < _SECONDS) and sum(times) < _PATIENCE_S:
         times.append(_once(job, device))
     return min(times)
 
 
-def _once(job: Job, device: str) -> float:
+def _once(job: Callable[[], Any], device: str) -> float:
     start = time.perf_counter()
     job()
     if device == "cuda":

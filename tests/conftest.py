@@ -8,7 +8,7 @@ from pathlib import Path
 # Kept between sessions, like pytest's own cache, so that the native part is built once (12 s) and not at every run.
 _CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache" / "markstep"
 os.environ["MARKSTEP_CACHE_DIR"] = str(_CACHE if os.access(_CACHE.parent.parent, os.W_OK) else tempfile.mkdtemp())
-for _name in ("MARKSTEP", "MARKSTEP_BACKEND", "MARKSTEP_RNG", "MARKSTEP_BACKGROUND", "MARKSTEP_REPLAY"):
+for _name in ("MARKSTEP", "MARKSTEP_BACKEND", "MARKSTEP_RNG", "MARKSTEP_BACKGROUND", "MARKSTEP_REPLAY", "MARKSTEP_ARENA"):
     os.environ.pop(_name, None)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"

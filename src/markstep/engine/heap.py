@@ -1,7 +1,8 @@
-"""Gives memory that the C library keeps back to the system, where a step's pattern of allocations changes.
+"""The memory of CPU tensors: kept from step to step, given back where a step's pattern of allocations changes.
 
-Eager steps leave the heap in pieces of their sizes, which a compiled step has no use for: without this the process would
-hold both.
+PyTorch returns large blocks to the system and gets them back, page by page and filled with zeros, in the next step. The arena
+(record/native_code/arena.h) keeps them. When compiled steps take over from eager ones, what those left behind goes back: the
+process would hold both otherwise.
 """
 
 from __future__ import annotations
@@ -9,6 +10,16 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
+from types import ModuleType
+
+_arena: ModuleType | None = None
+
+
+def keep(native: ModuleType) -> None:
+    """From now on large CPU tensors come from the arena, in the whole process; without one where it cannot be reserved."""
+    global _arena
+    if _arena is None and native.arena(True):
+        _arena = native
 
 
 @functools.cache
@@ -26,3 +37,5 @@ def trim() -> None:
     function = _malloc_trim()
     if function is not None:
         function(0)
+    if _arena is not None:
+        _arena.arena_trim()

@@ -15,6 +15,7 @@ from markstep.engine.report import current
 
 _BACKENDS = ("inductor", "interpreter", "eager")
 _RNGS = ("hash", "torch")
+_SWITCHES = ("background", "replay", "arena")
 _preparing = threading.Lock()  # so that threads do not all find and report the same unusable directory
 
 
@@ -35,9 +36,11 @@ class Options:
         background: compile in a child process while training goes on eagerly; False waits for the compiler.
         cache_dir: where compiled programs are kept for the next run; only its owner can read it.
         replay: skip the Python of the step once it is compiled (side effects do not repeat).
+        arena: keep freed memory of large CPU tensors for the next step instead of returning it to the system; holds for the
+            whole process once a step has run with it.
 
     Each is also an environment variable: MARKSTEP_BACKEND, MARKSTEP_RNG, MARKSTEP_BACKGROUND (0 or 1),
-    MARKSTEP_CACHE_DIR, MARKSTEP_REPLAY (0 or 1). Arguments win over the environment.
+    MARKSTEP_CACHE_DIR, MARKSTEP_REPLAY (0 or 1), MARKSTEP_ARENA (0 or 1). Arguments win over the environment.
     """
 
     backend: str = "inductor"
@@ -45,6 +48,7 @@ class Options:
     background: bool = True
     cache_dir: Path = Path()
     replay: bool = False
+    arena: bool = True
 
     def __post_init__(self) -> None:
         _choice("backend", self.backend, _BACKENDS)
@@ -88,7 +92,7 @@ def resolve(given: dict[str, Any]) -> Options:
     for name in valid:
         text = os.environ.get(f"MARKSTEP_{name.upper()}")
         if text:
-            found[name] = _switch(name, text) if name in ("background", "replay") else text
+            found[name] = _switch(name, text) if name in _SWITCHES else text
     return replace(Options(), **{**found, **given})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
-from markstep.engine import patches, report, threads
+from markstep.engine import heap, patches, report, threads
 from markstep.engine.options import Options
 from markstep.engine.sharing import Sharing
 from markstep.engine.site import Site, clock
@@ -109,6 +109,8 @@ class Place:
         ident = threading.get_ident()
         if ident not in self._sites:
             self._sites[ident] = Site(module, self.options, self.name)
+            if self.options.arena:
+                heap.keep(module)
         return self._sites[ident]
 
 
