@@ -22,9 +22,7 @@ def test_defaults_and_freezing() -> None:
 
 
 def test_unknown_options_are_listed() -> None:
-    with pytest.raises(
-        TypeError, match="unknown option 'speed': the options are backend, rng, .*, replay, arena"
-    ):
+    with pytest.raises(TypeError, match="unknown option 'speed': the options are backend, rng, .*, replay, arena"):
         markstep.compile(lambda: None, speed=11)
     with pytest.raises(TypeError, match="unknown option"):
         markstep.step(speed=11)

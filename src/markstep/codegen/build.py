@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from markstep.codegen import inductor
+from markstep.codegen import attention, inductor
 from markstep.codegen.cache import Store, key_of, key_parts
 from markstep.codegen.executable import Compiled
 from markstep.codegen.lower import Feed, build, feed_of
@@ -42,10 +42,11 @@ def compile_program(program: Program, rng: str, store: Store, compilers: int) ->
 
 def _compile(plan: Plan, store: Store, compilers: int) -> Path:
     folder = store.scratch()
+    table = {**inductor.decompositions(), **attention.decompositions()}
     try:
         for number, piece in enumerate(plan.pieces):
             if piece.graph:
-                graph, example = build(plan, piece, feed_of(plan, piece), inductor.decompositions())
+                graph, example = build(plan, piece, feed_of(plan, piece), table)
                 source = inductor.compile_graph(graph, example, compilers)
                 (folder / f"piece{number}.py").write_text(source)
                 inductor.pack(source, folder)
