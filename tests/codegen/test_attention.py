@@ -5,10 +5,16 @@ from typing import Any
 
 import pytest
 import torch
+from tests.helpers import collect_sites
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+import markstep
 from markstep.codegen import attention
+from markstep.codegen.plan import make_plan
+from markstep.engine.ending import endings_below
+from markstep.record.program import Scalar
+from markstep.record.schema import draws
 
 _aten = torch.ops.aten
 _FORWARD = _aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -74,3 +80,38 @@ def test_rows_without_keys_that_count() -> None:
     query, key, value, _ = inputs(torch.float32, 9, 2)
     ours, logsumexp = attention._forward(query, key, value, 0.0, True)
     assert bool(ours.isfinite().all()) and bool((logsumexp > -math.inf).all())
+
+
+@pytest.mark.parametrize("rng", ["hash", "torch"])
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_attention_that_drops_nothing_is_no_draw(rng: str, dropout: float) -> None:
+    """It does not cut the graph; what is told to drop something may stay a call of the host."""
+    query = torch.randn(2, 3, 8, 16, requires_grad=True)
+
+    def step() -> None:
+        hidden = (query.sin() * 2 + torch.rand(())).relu()
+        out = torch.nn.functional.scaled_dot_product_attention(hidden, hidden, hidden, dropout_p=dropout)
+        ((out.tanh() * 3).cos().exp()).sum().backward()
+        query.grad = None
+
+    with collect_sites() as sites:
+        followed = markstep.compile(step, backend="interpreter", rng="torch")
+        for _ in range(4):
+            followed()
+    programs = [ending.program() for site in sites for ending in endings_below(site.root)]
+    (program,) = programs
+    calls = [c for c in program.calls if c.op.name().startswith("aten::_scaled_dot_product_flash")]
+    assert len(calls) == (2 if dropout == 0.0 else 0)
+    assert not any(draws(c.op, c.args, c.kwargs) for c in calls)
+    if dropout == 0.0:
+        assert [piece.graph for piece in make_plan(program, rng).pieces] == [True]
+
+
+def test_what_draws() -> None:
+    dropping = _aten._scaled_dot_product_flash_attention.default
+    assert not draws(_FORWARD, (None, None, None), {})
+    assert not draws(_FORWARD, (None, None, None, 0.0), {})
+    assert draws(dropping, (None, None, None, 0.1), {})
+    assert draws(dropping, (None, None, None), {"dropout_p": Scalar(float)})
+    assert draws(_aten.bernoulli_.float, (None, 0.5), {})
+    assert not draws(_aten.add.Tensor, (None, None), {})

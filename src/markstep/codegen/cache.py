@@ -53,7 +53,8 @@ def _digest(text: str) -> str:
 
 @cache
 def _own_source() -> str:
-    files = sorted(Path(__file__).parent.glob("*.py"))
+    here = Path(__file__).parent
+    files = sorted([*here.glob("*.py"), *here.with_name("record").glob("*.py")])
     return _digest("\n".join(f.read_text() for f in files))
 
 

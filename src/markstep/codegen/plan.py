@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from markstep.codegen import promoted, randomness
 from markstep.record.program import Call, Meta, New, Program, Ref, Scalar, leaves
-from markstep.record.schema import facts
+from markstep.record.schema import draws, facts
 
 _MIN_GRAPH = 3
 _HOST_NAMES = ("aten::_fused_adam", "aten::_fused_sgd", "aten::_fused_adagrad", "aten::mkldnn_rnn_layer")
@@ -69,7 +69,7 @@ class Plan:
 
 def make_plan(program: Program, rng: str, host: frozenset[str] = frozenset()) -> Plan:
     """Decides what becomes part of which graph; operators named in `host` do not."""
-    draws = randomness.assign(program, rng)
+    drawn = randomness.assign(program, rng)
     scalar_base, count = {}, 0
     for i, call in enumerate(program.calls):
         scalar_base[i] = count
@@ -77,7 +77,7 @@ def make_plan(program: Program, rng: str, host: frozenset[str] = frozenset()) ->
     runs: list[tuple[bool, list[int]]] = []
     for i in program.pending:
         call = program.calls[i]
-        settled = i in draws.settled
+        settled = i in drawn.settled
         if settled and facts(call.op).rng_state:
             continue
         graph = call.op.name() not in host and _is_compilable(call, settled) and not _reads_what_it_scatters(program, i)
@@ -86,8 +86,8 @@ def make_plan(program: Program, rng: str, host: frozenset[str] = frozenset()) ->
         else:
             runs.append((graph, [i]))
     # A short graph is not worth its overhead; but the host would draw anew what has been drawn, or hashed, already.
-    runs = _merge([(g and (len(p) >= _MIN_GRAPH or not draws.settled.isdisjoint(p)), p) for g, p in runs])
-    return Plan(program, tuple(_pieces(program, runs, scalar_base)), draws.hashed, draws.drawn, scalar_base)
+    runs = _merge([(g and (len(p) >= _MIN_GRAPH or not drawn.settled.isdisjoint(p)), p) for g, p in runs])
+    return Plan(program, tuple(_pieces(program, runs, scalar_base)), drawn.hashed, drawn.drawn, scalar_base)
 
 
 def _numbers(call: Call) -> int:
@@ -95,10 +95,9 @@ def _numbers(call: Call) -> int:
 
 
 def _is_compilable(call: Call, randomness_settled: bool) -> bool:
-    known = facts(call.op)
     if call.op.namespace not in _NAMESPACES or call.op._schema.name.startswith(_HOST_NAMES):
         return False
-    if known.random and not randomness_settled:
+    if draws(call.op, call.args, call.kwargs) and not randomness_settled:
         return False
     if (_numbers(call) and not promoted.is_known(call)) or _writes_twice(call):
         return False

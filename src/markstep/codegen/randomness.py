@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from markstep.record.program import Call, Program, Ref, leaves
-from markstep.record.schema import facts
+from markstep.record.schema import draws, facts
 
 _HASHED = {
     "aten::bernoulli_.float", "aten::bernoulli.p", "aten::native_dropout", "aten::rand", "aten::rand_like", "aten::uniform_",
@@ -53,7 +53,7 @@ class Draws:
 def assign(program: Program, rng: str) -> Draws:
     """Decides for every pending random call; those that appear nowhere in the answer are made by the host, in order."""
     calls = program.calls
-    random = [i for i in program.pending if facts(calls[i].op).random or facts(calls[i].op).rng_state]
+    random = [i for i in program.pending if draws(calls[i].op, calls[i].args, calls[i].kwargs) or facts(calls[i].op).rng_state]
     states = [i for i in random if facts(calls[i].op).rng_state]
     all_hashed = all(_name(calls[i]) in _HASHED for i in random if i not in states)
     if rng == "hash" and not _state_escapes(program, random) and (all_hashed or not states):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -75,6 +76,18 @@ _NUMBERS = {
     "Optional[List[float]]",
 }
 _HOLDABLE = (int, float, bool, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
+
+
+def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Does this call draw from a generator? Attention that is told to drop nothing does not."""
+    if not facts(op).random:
+        return False
+    names = [] if isinstance(op, UnknownOp) else [a.name for a in op._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    position = names.index("dropout_p")
+    default = op._schema.arguments[position].default_value
+    return bool((args[position] if position < len(args) else kwargs.get("dropout_p", default)) != 0.0)
 
 
 @cache
