@@ -179,6 +179,13 @@ def test_a_forked_process_can_go_on(arena: Any) -> None:
         worker.join()
 
 
+def test_too_much_is_an_error_as_without_it(arena: Any) -> None:
+    before = arena.arena_bytes()
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        torch.empty(1 << 46, dtype=torch.uint8)
+    assert arena.arena_bytes() == before
+
+
 def test_the_profiler_sees_the_memory(arena: Any) -> None:
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         mebibytes(5)

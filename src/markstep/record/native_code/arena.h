@@ -3,11 +3,11 @@
 // Memory for the CPU tensors of a training that does the same over and over.
 //
 // The C library returns large blocks to the system when they are freed and gets them back, page by page and filled with
-// zeros, in the next step; medium ones leave its heap in pieces. The arena keeps what was freed and gives it out again: to
+// zeros, in the next step; medium ones leave its heap in pieces. The arena keeps what was freed and gives it out again:
 // the smallest free block that is large enough, joined with its free neighbours. It asks the system for huge pages.
 //
-// Blocks smaller than kSmallest stay with PyTorch's own allocator. Medium and large blocks live in ranges of their own, so
-// that a small one that stays does not split the room of a large one.
+// Blocks smaller than kSmallest, and those of more than half of the machine's memory, stay with PyTorch's own allocator.
+// Medium and large blocks live in ranges of their own, so that a small one that stays does not split the room of a large one.
 
 #include "common.h"
 
@@ -16,19 +16,23 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <set>
 
 namespace {
 
-constexpr size_t kSmallest = 64 << 10;
+constexpr size_t kSmallest = 256 << 10;
 constexpr size_t kLarge = 1 << 20;
 constexpr size_t kGrain = 256;  // sizes are multiples: aligned for vectors, and not all on the same place of a page
 constexpr size_t kHugePage = 2 << 20;
 
 class Range {
  public:
+  // With `lazy`, freed blocks wait for somebody who asks for the same size, which is quicker, and are joined when nothing fits.
+  explicit Range(bool lazy) : lazy_(lazy) {}
+
   // Reserves addresses, no memory. False when the system does not grant them.
   bool reserve(size_t bytes) {
     void* start = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -45,7 +49,52 @@ class Range {
   // Null when the range is full.
   void* take(size_t bytes) {
     bytes = (bytes + kGrain - 1) / kGrain * kGrain;
+    in_use_ += bytes;
+    auto same = waiting_ ? recent_.find(bytes) : recent_.end();
+    if (same != recent_.end() && !same->second.empty()) {
+      uintptr_t at = same->second.back();
+      same->second.pop_back();
+      waiting_ -= bytes;
+      return reinterpret_cast<void*>(at);
+    }
+    void* p = fit(bytes);
+    if (!p) in_use_ -= bytes;
+    return p;
+  }
+
+  size_t give_back(void* p) {
+    uintptr_t at = reinterpret_cast<uintptr_t>(p);
+    size_t bytes = used_.find(at)->second;
+    in_use_ -= bytes;
+    if (lazy_) {
+      waiting_ += bytes;
+      recent_[bytes].push_back(at);
+    } else {
+      used_.erase(at);
+      join(at, bytes);
+    }
+    return bytes;
+  }
+
+  // Returns the memory of free blocks to the system; the addresses stay.
+  void trim() {
+    join_recent();
+    for (auto [at, size] : free_) {
+      uintptr_t from = (at + kHugePage - 1) / kHugePage * kHugePage, to = (at + size) / kHugePage * kHugePage;
+      if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
+    }
+  }
+
+  size_t in_use() const { return in_use_; }
+  size_t extent() const { return top_ - start_; }
+
+ private:
+  void* fit(size_t bytes) {
     auto fit = by_size_.lower_bound({bytes, 0});
+    if (fit == by_size_.end() && waiting_) {
+      join_recent();
+      fit = by_size_.lower_bound({bytes, 0});
+    }
     uintptr_t at;
     if (fit != by_size_.end()) {
       auto [size, where] = *fit;
@@ -65,16 +114,20 @@ class Range {
       top_ = at + bytes;
     }
     used_[at] = bytes;
-    in_use_ += bytes;
     return reinterpret_cast<void*>(at);
   }
 
-  size_t give_back(void* p) {
-    auto block = used_.find(reinterpret_cast<uintptr_t>(p));
-    uintptr_t at = block->first;
-    size_t size = block->second, bytes = size;
-    used_.erase(block);
-    in_use_ -= bytes;
+  void join_recent() {
+    for (auto& [bytes, blocks] : recent_)
+      for (uintptr_t at : blocks) {
+        used_.erase(at);
+        join(at, bytes);
+      }
+    recent_.clear();
+    waiting_ = 0;
+  }
+
+  void join(uintptr_t at, size_t size) {
     auto next = free_.lower_bound(at);
     if (next != free_.end() && next->first == at + size) {
       size += next->second;
@@ -90,21 +143,8 @@ class Range {
       }
     }
     remember(at, size);
-    return bytes;
   }
 
-  // Returns the memory of free blocks to the system; the addresses stay.
-  void trim() {
-    for (auto [at, size] : free_) {
-      uintptr_t from = (at + kHugePage - 1) / kHugePage * kHugePage, to = (at + size) / kHugePage * kHugePage;
-      if (from < to) madvise(reinterpret_cast<void*>(from), to - from, MADV_DONTNEED);
-    }
-  }
-
-  size_t in_use() const { return in_use_; }
-  size_t extent() const { return top_ - start_; }
-
- private:
   void remember(uintptr_t at, size_t size) {
     free_[at] = size;
     by_size_.insert({size, at});
@@ -114,9 +154,11 @@ class Range {
     free_.erase(at);
   }
 
+  bool lazy_;
   uintptr_t start_ = 0, end_ = 0, top_ = 0;
-  size_t in_use_ = 0;
-  std::unordered_map<uintptr_t, size_t> used_;
+  size_t in_use_ = 0, waiting_ = 0;
+  std::unordered_map<uintptr_t, size_t> used_;  // size of every block given out, and of every one in recent_
+  std::unordered_map<size_t, std::vector<uintptr_t>> recent_;  // freed and not joined yet, by size
   std::map<uintptr_t, size_t> free_;
   std::set<std::pair<size_t, uintptr_t>> by_size_;
 };
@@ -127,20 +169,20 @@ class Arena : public c10::Allocator {
 
   // False when there are no addresses to be had, or they are limited.
   bool reserve() {
-    size_t bytes = 2 * static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    return medium_.reserve(bytes) && large_.reserve(bytes);
+    size_t memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    largest_ = memory / 2;
+    return medium_.reserve(2 * memory) && large_.reserve(2 * memory);
   }
 
   c10::DataPtr allocate(size_t bytes) override {
     void* p = nullptr;
-    if (bytes >= kSmallest && !off_) {
+    // What may be too much is left to PyTorch's allocator, which raises an error; addresses alone are no memory.
+    if (bytes >= kSmallest && bytes <= largest_ && !off_) {
       std::lock_guard<std::mutex> held(lock_);
       p = (bytes < kLarge ? medium_ : large_).take(bytes);
     }
-    if (p)
-      report(p, static_cast<int64_t>(bytes));
-    else
-      p = rest_->raw_allocate(bytes);
+    if (!p) return rest_->allocate(bytes);
+    report(p, static_cast<int64_t>(bytes));
     return {p, p, &release, c10::Device(c10::DeviceType::CPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release; }
@@ -158,8 +200,9 @@ class Arena : public c10::Allocator {
   }
 
   std::mutex lock_;
-  bool off_ = false;
-  Range medium_, large_;
+  std::atomic<bool> off_{false};
+  size_t largest_ = 0;
+  Range medium_{true}, large_{false};
   c10::Allocator* rest_;
 };
 
