@@ -15,6 +15,7 @@ from torch import nn
 
 import markstep
 from markstep.codegen.cache import Store, key_of, key_parts
+from markstep.codegen.recipe import Recipe
 from markstep.engine import options as options_module
 from markstep.engine import report
 from markstep.engine.trial import Trial
@@ -115,7 +116,7 @@ def test_an_entry_that_does_not_load_is_compiled_again(cache: Path) -> None:
 
 
 def test_a_miss_says_what_differs(tmp_path: Path) -> None:
-    store, parts = Store(tmp_path), key_parts(Program(()), "hash")
+    store, parts = Store(tmp_path), key_parts(Program(()), Recipe("hash", frozenset()))
     store.put(key_of(parts), parts, store.scratch())
     assert store.find(key_of(parts)) is not None
     assert store.nearest(parts | {"torch": "1.0", "threads": "99"}) == "torch, threads"

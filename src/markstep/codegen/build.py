@@ -9,44 +9,48 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from markstep.codegen import attention, inductor
+from markstep.codegen import attention, head, inductor
 from markstep.codegen.cache import Store, key_of, key_parts
 from markstep.codegen.executable import Compiled
 from markstep.codegen.lower import Feed, build, feed_of
 from markstep.codegen.plan import Plan, make_plan
+from markstep.codegen.recipe import Recipe
 from markstep.record.program import Program
 
 _MAX_TRIAL_BYTES = 2 << 30
 
 
-def compile_program(program: Program, rng: str, store: Store, compilers: int) -> str:
+def compile_program(program: Program, recipe: Recipe, store: Store, compilers: int) -> str:
     """Compiles and stores; returns the key. Runs in the child process.
 
     What was compiled is run once on zeros, so that a program that fails is never met during training. If anything fails,
     the operators that TorchInductor only calls, without compiling them, are left to the host, and all is tried again.
     """
     start = time.perf_counter()
-    parts = key_parts(program, rng)
+    parts = key_parts(program, recipe)
     host: frozenset[str] = frozenset()
     try:
-        folder = _compile(make_plan(program, rng), store, compilers)
+        folder = _compile(make_plan(program, recipe.rng), recipe, store, compilers)
     except Exception:
         host = inductor.fallbacks({c.op.name() for c in program.calls})
         if not host:
             raise
-        folder = _compile(make_plan(program, rng, host), store, compilers)
+        folder = _compile(make_plan(program, recipe.rng, host), recipe, store, compilers)
     key = key_of(parts)
     store.put(key, parts, folder, seconds=time.perf_counter() - start, host=sorted(host))
     return key
 
 
-def _compile(plan: Plan, store: Store, compilers: int) -> Path:
+def _compile(plan: Plan, recipe: Recipe, store: Store, compilers: int) -> Path:
     folder = store.scratch()
-    table = {**inductor.decompositions(), **attention.decompositions()}
+    table = inductor.decompositions()
+    if "attention" in recipe.passes:
+        table = {**table, **attention.decompositions()}
     try:
         for number, piece in enumerate(plan.pieces):
             if piece.graph:
-                graph, example = build(plan, piece, feed_of(plan, piece), table)
+                heads = head.find(plan.program, piece) if "loss_head" in recipe.passes else []
+                graph, example = build(plan, piece, feed_of(plan, piece), table, heads)
                 source = inductor.compile_graph(graph, example, compilers)
                 (folder / f"piece{number}.py").write_text(source)
                 inductor.pack(source, folder)
@@ -64,9 +68,9 @@ def _try_out(call: inductor.Runner, example: list[Tensor]) -> None:
     call([torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device=t.device).zero_() for t in example])
 
 
-def load_program(program: Program, rng: str, store: Store, folder: Path) -> Compiled:
+def load_program(program: Program, recipe: Recipe, store: Store, folder: Path) -> Compiled:
     """The executable of a stored entry."""
-    plan = make_plan(program, rng, frozenset(store.facts(folder)["host"]))
+    plan = make_plan(program, recipe.rng, frozenset(store.facts(folder)["host"]))
     graphs: list[tuple[Feed, inductor.Runner] | None] = []
     for number, piece in enumerate(plan.pieces):
         if piece.graph:

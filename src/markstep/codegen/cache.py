@@ -18,17 +18,19 @@ from typing import Any
 
 import torch
 
+from markstep.codegen.recipe import Recipe
 from markstep.record.program import Call, Program
 
 _MANIFEST = "manifest.json"
 
 
-def key_parts(program: Program, rng: str) -> dict[str, str]:
+def key_parts(program: Program, recipe: Recipe) -> dict[str, str]:
     """Everything that the compiled program depends on, by name."""
     text = "\n".join(_text(c) for c in program.calls)
     return {
         "program": _digest(text + repr((sorted(program.done), sorted(program.live)))),
-        "random numbers": rng,
+        "random numbers": recipe.rng,
+        "passes": ", ".join(sorted(recipe.passes)),
         "torch": torch.__version__,
         "python": platform.python_version(),
         "markstep": _own_source(),

@@ -19,6 +19,7 @@ import torch
 
 from markstep.codegen.cache import Store, key_of, key_parts
 from markstep.codegen.plan import make_plan
+from markstep.codegen.recipe import Recipe
 from markstep.codegen.worker import receive, send
 from markstep.engine.options import Options
 from markstep.engine.report import ProgramReport, current
@@ -92,15 +93,15 @@ class Job:
     def _obtain(self) -> tuple[Any, str]:
         from markstep.codegen.build import load_program
 
-        program, rng = self.program, self.options.rng
+        program, recipe = self.program, Recipe.of(self.options)
         cache_dir = self.options.prepared_cache_dir()
         store = Store(cache_dir)
-        parts = key_parts(program, rng) | {"threads": str(self._threads)}
+        parts = key_parts(program, recipe) | {"threads": str(self._threads)}
         key = key_of(parts)
         folder = store.find(key)
         if folder is not None:
             try:
-                executable = load_program(program, rng, store, folder)
+                executable = load_program(program, recipe, store, folder)
                 self.figures.cached = True
                 return executable, "loaded from the cache"
             except Exception as error:  # whatever is wrong with an entry, it can be made again
@@ -111,7 +112,7 @@ class Job:
             "cache_dir": str(cache_dir),
             "threads": self._threads,
             "compilers": _compilers(),
-            "rng": rng,
+            "recipe": recipe,
             "program": pickle.dumps(program),
         }
         answer = _ask(request)
@@ -122,7 +123,7 @@ class Job:
         if folder is None or answer["key"] != key:
             raise CompilationFailed("the compiled program was not found in the cache directory")
         return load_program(
-            program, rng, store, folder
+            program, recipe, store, folder
         ), f"compiled (a cached one differs in {differs})" if differs else "compiled"
 
 

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from markstep.codegen import promoted, randomness
+from markstep.codegen.head import Head
 from markstep.codegen.plan import Piece, Plan
 from markstep.record.program import Call, Meta, New, Ref, Scalar, leaves
 
@@ -67,7 +68,9 @@ def _end(meta: Meta) -> int:
     return meta[2] + 1 + sum((n - 1) * s for n, s in zip(meta[0], meta[1], strict=True))
 
 
-def build(plan: Plan, piece: Piece, feed: Feed, decompositions: Any) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+def build(
+    plan: Plan, piece: Piece, feed: Feed, decompositions: Any, heads: Sequence[Head] = ()
+) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """Traces the piece; in-place operators and views become functional, updates of inputs end as copies into them."""
     mode = FakeTensorMode(allow_non_fake_inputs=False)
     with mode:
@@ -79,7 +82,7 @@ def build(plan: Plan, piece: Piece, feed: Feed, decompositions: Any) -> tuple[to
             example.append(torch.empty_strided(meta[0], meta[1], dtype=meta[3], device=meta[4]))
         device = next((m[4] for _, m in feed.tensors), torch.device("cpu"))
         example += [torch.empty(randomness.KEY_SHAPE, dtype=torch.int32, device=device) for _ in feed.keys]
-    replay = _replayer(plan, piece, feed)
+    replay = _replayer(plan, piece, feed, heads)
     with mode, torch.no_grad(), torch.fx.traceback.preserve_node_meta():
         graph = make_fx(torch.func.functionalize(replay, remove="mutations"), decompositions, "real")(*example)
     graph.graph.eliminate_dead_code()
@@ -97,7 +100,11 @@ def _drawn_meta(call: Call) -> Meta:
     return (meta[0], meta[1], 0, *meta[3:])
 
 
-def _replayer(plan: Plan, piece: Piece, feed: Feed) -> Callable[..., list[Tensor]]:
+def _replayer(plan: Plan, piece: Piece, feed: Feed, heads: Sequence[Head]) -> Callable[..., list[Tensor]]:
+    left_out = {i for h in heads for i in h.inside}
+    forward = {h.forward: h for h in heads}
+    backward = {i: (h, which) for h in heads for which, i in enumerate(h.gradients) if i is not None}
+
     def replay(*values: Tensor) -> list[Tensor]:
         env = _Environment()
         at = len(feed.tensors)
@@ -108,8 +115,17 @@ def _replayer(plan: Plan, piece: Piece, feed: Feed) -> Callable[..., list[Tensor
         drawn = dict(zip(feed.draws, values[at : at + len(feed.draws)], strict=True))
         at += len(feed.draws)
         keys = dict(zip(feed.keys, values[at:], strict=True))
+        gradients: dict[int, Sequence[Tensor]] = {}
         for i in piece.positions:
-            _replay_call(plan, i, env, scalars, drawn, keys)
+            outs = plan.program.calls[i].outs
+            if i in forward:
+                *losses, _, _, _ = gradients[i] = _run_head(forward[i], env)
+                _bind(env, outs, losses)
+            elif i in backward:
+                head, which = backward[i]
+                _bind(env, outs, _scaled(gradients[head.forward][2 + which], head, env, outs))
+            elif i not in left_out:
+                _replay_call(plan, i, env, scalars, drawn, keys)
         return [env.base(new) for new in piece.outputs]
 
     return replay
@@ -148,6 +164,24 @@ def _replay_call(
     else:
         out = call.op(*args, **kwargs)
     _bind(env, call.outs, out)
+
+
+def _run_head(head: Head, env: _Environment) -> Sequence[Tensor]:
+    hidden, weight, bias, labels = (
+        None if r is None else env.get(r.slot, r.meta) for r in (head.hidden, head.weight, head.bias, head.labels)
+    )
+    wanted = [i is not None for i in head.gradients]
+    values: Sequence[Tensor] = torch.ops.markstep.loss_head(
+        hidden, weight, bias, labels, head.reduction, head.ignore_index, wanted
+    )
+    return values
+
+
+def _scaled(gradient: Tensor, head: Head, env: _Environment, template: New) -> Tensor:
+    """The gradient that a call gives, from the one for a loss gradient of 1."""
+    if head.grad is not None:
+        gradient = (gradient * env.get(head.grad.slot, head.grad.meta)).to(gradient.dtype)
+    return gradient.view(template.meta[0])
 
 
 def _bind(env: _Environment, template: Any, value: Any) -> None:

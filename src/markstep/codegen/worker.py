@@ -62,7 +62,7 @@ def _serve(request: dict[str, Any]) -> dict[str, Any]:
         program = pickle.loads(request["program"])
         assert isinstance(program, Program)
         store = Store(Path(request["cache_dir"]))
-        return {"key": compile_program(program, request["rng"], store, request["compilers"])}
+        return {"key": compile_program(program, request["recipe"], store, request["compilers"])}
     except BaseException as error:
         lines = traceback.format_exception_only(error)
         return {"error": "".join(lines).strip(), "trace": traceback.format_exc()}

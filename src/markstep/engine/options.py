@@ -16,6 +16,7 @@ from markstep.engine.report import current
 _BACKENDS = ("inductor", "interpreter", "eager")
 _RNGS = ("hash", "torch")
 _SWITCHES = ("background", "replay", "arena")
+PASSES = ("attention", "loss_head")
 _preparing = threading.Lock()  # so that threads do not all find and report the same unusable directory
 
 
@@ -38,9 +39,11 @@ class Options:
         replay: skip the Python of the step once it is compiled (side effects do not repeat).
         arena: keep freed memory of large CPU tensors for the next step instead of returning it to the system; holds for the
             whole process once a step has run with it.
+        passes: which optimisations may change how numbers are rounded: "all", "none", or names with commas between them, a
+            minus in front of those that are not wanted ("attention", "all,-loss_head").
 
     Each is also an environment variable: MARKSTEP_BACKEND, MARKSTEP_RNG, MARKSTEP_BACKGROUND (0 or 1),
-    MARKSTEP_CACHE_DIR, MARKSTEP_REPLAY (0 or 1), MARKSTEP_ARENA (0 or 1). Arguments win over the environment.
+    MARKSTEP_CACHE_DIR, MARKSTEP_REPLAY (0 or 1), MARKSTEP_ARENA (0 or 1), MARKSTEP_PASSES. Arguments win over the environment.
     """
 
     backend: str = "inductor"
@@ -49,11 +52,18 @@ class Options:
     cache_dir: Path = Path()
     replay: bool = False
     arena: bool = True
+    passes: str = "all"
 
     def __post_init__(self) -> None:
         _choice("backend", self.backend, _BACKENDS)
         _choice("rng", self.rng, _RNGS)
+        _chosen_passes(self.passes)
         object.__setattr__(self, "cache_dir", Path(self.cache_dir) if self.cache_dir != Path() else _default_cache())
+
+    @property
+    def enabled_passes(self) -> frozenset[str]:
+        """The names that `passes` stands for."""
+        return _chosen_passes(self.passes)
 
     def prepared_cache_dir(self) -> Path:
         """The cache directory, created for its owner only; a private temporary one (with a warning) if that fails."""
@@ -94,6 +104,18 @@ def resolve(given: dict[str, Any]) -> Options:
         if text:
             found[name] = _switch(name, text) if name in _SWITCHES else text
     return replace(Options(), **{**found, **given})
+
+
+def _chosen_passes(text: str) -> frozenset[str]:
+    chosen: set[str] = set()
+    for word in text.replace(" ", "").split(","):
+        names = {"all": set(PASSES), "none": set[str]()}.get(word, {word.removeprefix("-")})
+        if not names.issubset(PASSES):
+            raise ValueError(
+                f"passes={text!r}: {word!r} is not known: use all, none, or {', '.join(PASSES)} (with a minus to leave it out)"
+            )
+        chosen = chosen - names if word.startswith("-") else chosen | names
+    return frozenset(chosen)
 
 
 def enabled() -> bool:

@@ -41,6 +41,11 @@ def load(cache_dir: Path) -> ModuleType:
         return _module
 
 
+def loaded() -> ModuleType | None:
+    """The compiled module, if this process has loaded it."""
+    return _module
+
+
 def is_built(cache_dir: Path) -> bool:
     """Is nothing left to compile?"""
     return _module is not None or _target(cache_dir).exists()

@@ -11,6 +11,7 @@
 // Read metadata.h, tree.h, matching.h, session.h, interception.h, in this order.
 
 #include "arena.h"
+#include "cross_entropy.h"
 #include "interception.h"
 
 namespace {
@@ -78,7 +79,7 @@ PyMethodDef module_methods[] = {
     {"meta", mod_meta, METH_O, nullptr}, {"is_plain", mod_plain, METH_O, nullptr}, {"is_pending", mod_pending, METH_O, nullptr},
     {"stand_in", mod_stand_in, METH_O, nullptr}, {"nbytes", mod_nbytes, METH_O, nullptr}, {"take", FAST(mod_take)}, {"setup", mod_setup, METH_VARARGS, nullptr},
     {"arena", mod_arena, METH_O, nullptr}, {"arena_trim", mod_arena_trim, METH_NOARGS, nullptr}, {"arena_bytes", mod_arena_bytes, METH_NOARGS, nullptr},
-    {"intercept", mod_intercept, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+    {"cross_entropy_", mod_cross_entropy, METH_VARARGS, nullptr}, {"intercept", mod_intercept, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, module_methods};
 
 }  // namespace
