@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import markstep
 from markstep.codegen import head
 from markstep.codegen.inductor import decompositions
-from markstep.codegen.lower import build, feed_of
+from markstep.codegen.lower import Rewrites, build, feed_of
 from markstep.codegen.plan import make_plan
 from markstep.engine.ending import endings_below
 from markstep.engine.options import resolve
@@ -191,7 +191,7 @@ def test_it_takes_the_place_of_the_recorded_calls(case: str, bias: bool) -> None
     ]
     outcomes = []
     for given in ([], heads):
-        graph, _ = build(plan, piece, feed, decompositions(), given)
+        graph, _ = build(plan, piece, feed, decompositions(), Rewrites(given))
         used = any(n.target is torch.ops.markstep.loss_head.default for n in graph.graph.nodes)
         assert used == bool(given)
         own = [t.clone() for t in inputs]

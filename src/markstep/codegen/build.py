@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from markstep.codegen import attention, head, inductor
+from markstep.codegen import attention, head, inductor, narrow
 from markstep.codegen.cache import Store, key_of, key_parts
 from markstep.codegen.executable import Compiled
-from markstep.codegen.lower import Feed, build, feed_of
-from markstep.codegen.plan import Plan, make_plan
+from markstep.codegen.lower import Feed, Rewrites, build, feed_of
+from markstep.codegen.plan import Piece, Plan, make_plan
 from markstep.codegen.recipe import Recipe
 from markstep.record.program import Program
 
@@ -49,8 +49,8 @@ def _compile(plan: Plan, recipe: Recipe, store: Store, compilers: int) -> Path:
     try:
         for number, piece in enumerate(plan.pieces):
             if piece.graph:
-                heads = head.find(plan.program, piece) if "loss_head" in recipe.passes else []
-                graph, example = build(plan, piece, feed_of(plan, piece), table, heads)
+                rewrites = _rewrites(plan.program, piece, recipe.passes)
+                graph, example = build(plan, piece, feed_of(plan, piece), table, rewrites)
                 source = inductor.compile_graph(graph, example, compilers)
                 (folder / f"piece{number}.py").write_text(source)
                 inductor.pack(source, folder)
@@ -59,6 +59,12 @@ def _compile(plan: Plan, recipe: Recipe, store: Store, compilers: int) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder
+
+
+def _rewrites(program: Program, piece: Piece, passes: frozenset[str]) -> Rewrites:
+    heads = head.find(program, piece) if "loss_head" in passes else ()
+    narrow_products = narrow.find(program) if "narrow_products" in passes else frozenset()
+    return Rewrites(heads, narrow_products)
 
 
 def _try_out(call: inductor.Runner, example: list[Tensor]) -> None:

@@ -9,15 +9,15 @@ real gradient. On CPUs, rows whose label is ignored (-100) take no part in any o
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from markstep.codegen.plan import Piece
+from markstep.codegen.uses import Uses
 from markstep.record import native
-from markstep.record.program import Call, Meta, Program, Ref, leaves
+from markstep.record.program import Call, Meta, Program, Ref
 
 _FEWEST = 1 << 20  # logits; below, the products are too small to matter
 _BLOCK = 128 << 20  # bytes of logits at a time
@@ -164,44 +164,9 @@ class Head:
     grad: Ref | None = None
 
 
-class _Uses:
-    """Where the slots of a program are made and used."""
-
-    def __init__(self, program: Program) -> None:
-        self.calls = program.calls
-        self.maker: dict[int, int] = {}
-        self.users: dict[int, list[int]] = defaultdict(list)
-        self.written: dict[int, list[int]] = defaultdict(list)
-        for i in program.pending:
-            call = self.calls[i]
-            for new in call.creates:
-                self.maker[new.slot] = i
-            for slot in {*call.reads, *(r.slot for r in leaves(call.outs) if type(r) is Ref)}:
-                self.users[slot].append(i)
-            for slot in call.writes:
-                self.written[slot].append(i)
-
-    def made_by(self, slot: int, *names: str) -> tuple[int, Call] | None:
-        at = self.maker.get(slot)
-        return (at, self.calls[at]) if at is not None and self.calls[at].op.name() in names else None
-
-    def real_users(self, slot: int) -> list[int]:
-        """Without calls that only look at it in another way."""
-        return [i for i in self.users[slot] if not self.is_view(i, slot)]
-
-    def is_view(self, position: int, slot: int) -> bool:
-        call = self.calls[position]
-        return (
-            call.reads == [slot]
-            and not call.creates
-            and not call.writes
-            and [r.slot for r in leaves(call.outs) if type(r) is Ref] == [slot]
-        )
-
-
 def find(program: Program, piece: Piece) -> list[Head]:
     """All loss heads that lie within the piece as a whole."""
-    uses = _Uses(program)
+    uses = Uses(program)
     found = []
     for i in piece.positions:
         if program.calls[i].op.name() == "aten::nll_loss_forward":
@@ -211,7 +176,7 @@ def find(program: Program, piece: Piece) -> list[Head]:
     return found
 
 
-def _match(program: Program, piece: Piece, uses: _Uses, position: int) -> Head | None:
+def _match(program: Program, piece: Piece, uses: Uses, position: int) -> Head | None:
     log_probabilities, labels, class_weights, reduction, ignore_index = program.calls[position].args
     if class_weights is not None or reduction not in (_MEAN, _SUM) or type(ignore_index) is not int:
         return None
@@ -265,7 +230,7 @@ def _added_bias(call: Call, target: int, shape: tuple[int, int]) -> list[Ref]:
     return [bias] if whole and type(bias) is Ref and bias.meta[0] == shape[1:] else []
 
 
-def _match_backward(uses: _Uses, head: Head, log_probabilities: int, made: Meta, own: set[int]) -> bool:
+def _match_backward(uses: Uses, head: Head, log_probabilities: int, made: Meta, own: set[int]) -> bool:
     calls, forward = uses.calls, uses.calls[head.forward]
     users = [i for i in uses.real_users(log_probabilities) if i != head.forward]
     starts = [i for i in users if calls[i].op.name() == "aten::nll_loss_backward"]
@@ -313,7 +278,7 @@ def _which_gradient(call: Call, gradient: int, head: Head, made: Meta) -> int | 
     return None
 
 
-def _is_closed(program: Program, piece: Piece, uses: _Uses, head: Head, own: set[int]) -> bool:
+def _is_closed(program: Program, piece: Piece, uses: Uses, head: Head, own: set[int]) -> bool:
     """Does nobody else see what is left out, and does nothing that the head reads change before its last call?"""
     for slot in own:
         head.inside |= {i for i in uses.users[slot] if uses.is_view(i, slot)}

@@ -23,6 +23,22 @@ class NotLowerable(RuntimeError):
 
 
 @dataclass(frozen=True)
+class Rewrites:
+    """What is computed in another way than it was recorded.
+
+    Attributes:
+        heads: loss heads of the piece.
+        narrow: positions of products that are computed in bf16.
+    """
+
+    heads: Sequence[Head] = ()
+    narrow: frozenset[int] = frozenset()
+
+
+NO_REWRITES = Rewrites()
+
+
+@dataclass(frozen=True)
 class Feed:
     """What a graph takes, in order.
 
@@ -69,7 +85,7 @@ def _end(meta: Meta) -> int:
 
 
 def build(
-    plan: Plan, piece: Piece, feed: Feed, decompositions: Any, heads: Sequence[Head] = ()
+    plan: Plan, piece: Piece, feed: Feed, decompositions: Any, rewrites: Rewrites = NO_REWRITES
 ) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """Traces the piece; in-place operators and views become functional, updates of inputs end as copies into them."""
     mode = FakeTensorMode(allow_non_fake_inputs=False)
@@ -82,7 +98,7 @@ def build(
             example.append(torch.empty_strided(meta[0], meta[1], dtype=meta[3], device=meta[4]))
         device = next((m[4] for _, m in feed.tensors), torch.device("cpu"))
         example += [torch.empty(randomness.KEY_SHAPE, dtype=torch.int32, device=device) for _ in feed.keys]
-    replay = _replayer(plan, piece, feed, heads)
+    replay = _replayer(plan, piece, feed, rewrites)
     with mode, torch.no_grad(), torch.fx.traceback.preserve_node_meta():
         graph = make_fx(torch.func.functionalize(replay, remove="mutations"), decompositions, "real")(*example)
     graph.graph.eliminate_dead_code()
@@ -100,10 +116,10 @@ def _drawn_meta(call: Call) -> Meta:
     return (meta[0], meta[1], 0, *meta[3:])
 
 
-def _replayer(plan: Plan, piece: Piece, feed: Feed, heads: Sequence[Head]) -> Callable[..., list[Tensor]]:
-    left_out = {i for h in heads for i in h.inside}
-    forward = {h.forward: h for h in heads}
-    backward = {i: (h, which) for h in heads for which, i in enumerate(h.gradients) if i is not None}
+def _replayer(plan: Plan, piece: Piece, feed: Feed, rewrites: Rewrites) -> Callable[..., list[Tensor]]:
+    left_out = {i for h in rewrites.heads for i in h.inside}
+    forward = {h.forward: h for h in rewrites.heads}
+    backward = {i: (h, which) for h in rewrites.heads for which, i in enumerate(h.gradients) if i is not None}
 
     def replay(*values: Tensor) -> list[Tensor]:
         env = _Environment()
@@ -124,6 +140,9 @@ def _replayer(plan: Plan, piece: Piece, feed: Feed, heads: Sequence[Head]) -> Ca
             elif i in backward:
                 head, which = backward[i]
                 _bind(env, outs, _scaled(gradients[head.forward][2 + which], head, env, outs))
+            elif i in rewrites.narrow:
+                a, b = (env.get(r.slot, r.meta).to(torch.bfloat16) for r in plan.program.calls[i].args)
+                _bind(env, outs, plan.program.calls[i].op(a, b).to(torch.float32))
             elif i not in left_out:
                 _replay_call(plan, i, env, scalars, drawn, keys)
         return [env.base(new) for new in piece.outputs]
