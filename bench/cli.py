@@ -21,7 +21,7 @@ from bench.process import WorkerError
 from bench.rows import Row, notes, rows_of, summary
 from bench.table import LEGEND, details, table
 
-_PEERS = tuple(name for name in CONTENDERS if name != "eager")
+_USUAL = ("torch.compile", "markstep")
 _EFFORT = {"quick": {"rounds": 7, "turn_s": 0.25}, "full": {"rounds": 15, "turn_s": 1.0}}
 
 
@@ -45,7 +45,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--suite", choices=sorted(SUITES), default="quick")
     p.add_argument("--models", type=_names, metavar="A,B", help="these models, each in fp32 and bf16, instead of the suite's")
     p.add_argument("--dtypes", type=_names, default=list(DTYPES), metavar="A,B", help="only these of fp32,bf16")
-    p.add_argument("--contenders", type=_names, default=list(_PEERS), metavar="A,B", help="besides eager; default: all")
+    p.add_argument(
+        "--contenders",
+        type=_names,
+        default=list(_USUAL),
+        metavar="A,B",
+        help=f"besides eager; default: {','.join(_USUAL)}; others: 'markstep without PASS'",
+    )
     p.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, after each model")
     p.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     p.add_argument("--threads", type=_positive, default=2, metavar="N", help="of each contender (default 2)")
@@ -124,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     optimizers: dict[str, str] = {}
     scratch = Path(tempfile.mkdtemp(prefix="markstep-bench-"))
     try:
-        if "markstep" in settings.contenders:
+        if any(name.startswith("markstep") for name in settings.contenders):
             print(f"C++ part built in {_prepare_native(scratch / 'native'):.1f} s", file=sys.stderr)
         for number, (case, dtype) in enumerate(cases, 1):
             label = f"[{number}/{len(cases)}] {case.name} {dtype}"

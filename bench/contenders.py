@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from bench.training import Training
+from markstep.engine.options import PASSES
 
 # What the step that has just run was. "compiling": full speed is not there yet. "trial": it is there in some steps.
 # "checking": full speed, as far as one can tell. "ready": full speed from here on.
@@ -77,14 +79,14 @@ class Markstep:
     in_background = True
     _PATIENCE = 12  # longer than a trial of compiled against eager steps takes
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Training, **options: Any) -> None:
         import markstep
         from markstep.engine.options import enabled, resolve
 
         self._backend = resolve({}).backend
         self._never_compiles = self._backend == "eager" or not enabled()
         self._explain = markstep.explain
-        training.train_step = markstep.compile(training.plain_step)
+        training.train_step = markstep.compile(training.plain_step, **options)
         self._last: Any = None
         self._quiet = 0
         self._counted: dict[str, int] = {}
@@ -132,4 +134,7 @@ CONTENDERS: dict[str, Callable[[Training], Contender]] = {
     "eager": Eager,
     "torch.compile": TorchCompile,
     "markstep": Markstep,
+    **{f"markstep without {name}": partial(Markstep, passes=f"all,-{name}") for name in PASSES},
 }
+"""By name: those of every suite, and Markstep without one of its passes, to see what that is worth."""
+PEERS = ("eager", "torch.compile")

@@ -6,6 +6,7 @@ import math
 from statistics import geometric_mean, median, quantiles
 from typing import Any
 
+from bench.contenders import PEERS
 from bench.measure import Entrant, Match
 
 Row = dict[str, Any]
@@ -82,7 +83,7 @@ def _row(match: Match, entrant: Entrant, eager: Entrant, names: Row, place: Row,
         row |= {"floor": match.floor, "over_floor": floor_ms and row["step_ms"] / floor_ms}
     if entrant.split:
         row["where"] = entrant.split
-    if entrant.name == "markstep":
+    if entrant.name.startswith("markstep"):
         row |= {name: entrant.final[name] for name in ("calls", "cached", "states", "warnings")}
         row |= {name: match.side.get(name) for name in ("trace_us_per_call", "predict_us_per_call", "predict_ms")}
     return {**row, **place}
@@ -111,7 +112,7 @@ def summary(rows: list[Row]) -> list[str]:
                 other["speedup"]
                 for other in rows
                 if (other["model"], other["dtype"]) == (row["model"], dtype)
-                and other["contender"] != "markstep"
+                and other["contender"] in PEERS
                 and "error" not in other
             ]
             over_eager.append(row["speedup"])

@@ -31,7 +31,7 @@ def cells(row: Row) -> list[str]:
     names = [row["model"], row["dtype"], row["contender"] + (f" ({row['optimizer']})" if "optimizer" in row else "")]
     if "error" in row:
         return [*names, f"failed: {(row['error'] or 'no turn').splitlines()[-1]}"]
-    if row["contender"] == "markstep" and "ready" not in row["states"]:
+    if row["contender"].startswith("markstep") and "ready" not in row["states"]:
         names[2] += " (stays eager)"
     eager = row["contender"] == "eager"
     before = row.get("before_ready_ratio")

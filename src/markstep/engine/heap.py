@@ -20,6 +20,7 @@ def keep(native: ModuleType) -> None:
     global _arena
     if _arena is None and native.arena(True):
         _arena = native
+        trim()  # what eager steps have left in the C library's heap will not be used again
 
 
 @functools.cache
