@@ -11,11 +11,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import markstep
+from markstep.codegen.plan import Piece, Plan, make_plan
 from markstep.engine import patches, report
 from markstep.engine.ending import Ending, endings_below
 from markstep.engine.options import resolve
 from markstep.engine.site import Site
 from markstep.record import native, verify
+from markstep.record.program import Program
 from markstep.record.schema import Kind, facts
 
 Step = Callable[[int], Any]
@@ -202,3 +204,24 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
         .view(torch.uint8)
         .equal(b.resolve_conj().resolve_neg().contiguous().flatten().view(torch.uint8))
     )
+
+
+def program_of(step: Callable[[], Any]) -> Program:
+    """The only program of a step that does the same every time.
+
+    Raises:
+        ValueError: it has several.
+    """
+    with collect_sites() as sites:
+        followed = markstep.compile(step, backend="interpreter", rng="torch")
+        for _ in range(4):
+            followed()
+    (program,) = [ending.program() for site in sites for ending in endings_below(site.root)]
+    return program
+
+
+def only_graph(program: Program) -> tuple[Plan, Piece]:
+    """The plan of a program that is one graph, with `rng="torch"`, and that piece."""
+    plan = make_plan(program, "torch")
+    (piece,) = (p for p in plan.pieces if p.graph)
+    return plan, piece

@@ -8,15 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import collect_sites
+from tests.helpers import only_graph, program_of
 from torch import Tensor, nn
 
 import markstep
 from markstep.codegen import head
 from markstep.codegen.inductor import decompositions
 from markstep.codegen.lower import Rewrites, build, feed_of
-from markstep.codegen.plan import make_plan
-from markstep.engine.ending import endings_below
 from markstep.engine.options import resolve
 from markstep.engine.trial import Trial
 from markstep.record import native
@@ -105,14 +103,6 @@ class Language(nn.Module):
         self.head = nn.Linear(FEATURES, CLASSES, bias=bias)
 
 
-def _programs(step: Callable[[], Any]) -> list[Any]:
-    with collect_sites() as sites:
-        followed = markstep.compile(step, backend="interpreter", rng="torch")
-        for _ in range(4):
-            followed()
-    return [ending.program() for site in sites for ending in endings_below(site.root)]
-
-
 def _step(
     model: Language,
     loss_of: Callable[[Tensor, Tensor], Tensor],
@@ -140,10 +130,8 @@ def _step(
 
 
 def _heads(step: Callable[[], Any]) -> tuple[Any, Any, list[head.Head]]:
-    (program,) = _programs(step)
-    plan = make_plan(program, "torch")
-    (piece,) = (p for p in plan.pieces if p.graph)
-    return plan, piece, head.find(program, piece)
+    plan, piece = only_graph(program_of(step))
+    return plan, piece, head.find(plan.program, piece)
 
 
 @pytest.fixture(autouse=True)

@@ -7,26 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from tests.helpers import collect_sites
+from tests.helpers import only_graph, program_of
 from torch import Tensor, nn
 
 import markstep
 from markstep.codegen import narrow
 from markstep.codegen.inductor import decompositions
 from markstep.codegen.lower import Rewrites, build, feed_of
-from markstep.codegen.plan import make_plan
-from markstep.engine.ending import endings_below
 
 BATCH, LENGTH, WIDTH = 3, 8, 4
-
-
-def program_of(step: Callable[[], Any]) -> Any:
-    with collect_sites() as sites:
-        followed = markstep.compile(step, backend="interpreter", rng="torch")
-        for _ in range(4):
-            followed()
-    (program,) = [ending.program() for site in sites for ending in endings_below(site.root)]
-    return program
 
 
 def attention(dtype: torch.dtype) -> Callable[[], Any]:
@@ -53,8 +42,7 @@ def test_attention_with_dropout() -> None:
     assert len(products) == 6 and len(found) == 4 and products[0] not in found
     assert narrow.find(program_of(attention(torch.float32))) == frozenset()
 
-    plan = make_plan(program, "torch")
-    (piece,) = (p for p in plan.pieces if p.graph)
+    plan, piece = only_graph(program)
     feed = feed_of(plan, piece)
     torch.manual_seed(1)
     inputs = [torch.randn(m[0], dtype=m[3]) for _, m in feed.tensors]

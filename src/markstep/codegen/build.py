@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from markstep.codegen import attention, head, inductor, narrow
+from markstep.codegen import attention, head, inductor, layout, narrow
 from markstep.codegen.cache import Store, key_of, key_parts
 from markstep.codegen.executable import Compiled
 from markstep.codegen.lower import Feed, Rewrites, build, feed_of
@@ -64,7 +64,8 @@ def _compile(plan: Plan, recipe: Recipe, store: Store, compilers: int) -> Path:
 def _rewrites(program: Program, piece: Piece, passes: frozenset[str]) -> Rewrites:
     heads = head.find(program, piece) if "loss_head" in passes else ()
     narrow_products = narrow.find(program) if "narrow_products" in passes else frozenset()
-    return Rewrites(heads, narrow_products)
+    free = layout.find(program, piece) if "channels_last" in passes else frozenset()
+    return Rewrites(heads, narrow_products, free)
 
 
 def _try_out(call: inductor.Runner, example: list[Tensor]) -> None:

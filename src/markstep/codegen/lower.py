@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from markstep.codegen import promoted, randomness
+from markstep.codegen import layout, promoted, randomness
 from markstep.codegen.head import Head
 from markstep.codegen.plan import Piece, Plan
 from markstep.record.program import Call, Meta, New, Ref, Scalar, leaves
@@ -29,10 +29,12 @@ class Rewrites:
     Attributes:
         heads: loss heads of the piece.
         narrow: positions of products that are computed in bf16.
+        free: slots of images whose layout may be chosen; convolutions take them with their channels last.
     """
 
     heads: Sequence[Head] = ()
     narrow: frozenset[int] = frozenset()
+    free: frozenset[int] = frozenset()
 
 
 NO_REWRITES = Rewrites()
@@ -122,7 +124,7 @@ def _replayer(plan: Plan, piece: Piece, feed: Feed, rewrites: Rewrites) -> Calla
     backward = {i: (h, which) for h in rewrites.heads for which, i in enumerate(h.gradients) if i is not None}
 
     def replay(*values: Tensor) -> list[Tensor]:
-        env = _Environment()
+        env = _Environment(rewrites.free)
         at = len(feed.tensors)
         for (slot, meta), value in zip(feed.tensors, values[:at], strict=True):
             env.add(slot, meta, value)
@@ -174,6 +176,9 @@ def _replay_call(
 
     args = tuple(fetch(a) for a in call.args)
     kwargs = {k: fetch(v) for k, v in call.kwargs.items()}
+    if env.free:
+        last = layout.images(plan.program, position, env.free)
+        args = tuple(a.contiguous(memory_format=torch.channels_last) if i in last else a for i, a in enumerate(args))
     if position in drawn:
         out = randomness.apply_drawn(call, args, drawn[position])
     elif position in plan.keys:
@@ -208,7 +213,7 @@ def _bind(env: _Environment, template: Any, value: Any) -> None:
         for t, v in zip(template, value, strict=True):
             _bind(env, t, v)
     elif isinstance(template, New):
-        env.add(template.slot, template.meta, _laid_out(value, template.meta))
+        env.add(template.slot, template.meta, value if template.slot in env.free else _laid_out(value, template.meta))
     elif isinstance(template, Ref):
         env.add(template.slot, template.meta, value)
 
@@ -222,9 +227,14 @@ def _laid_out(value: Tensor, meta: Meta) -> Tensor:
 
 
 class _Environment:
-    """The tensors that are known of every storage while a piece is traced."""
+    """The tensors that are known of every storage while a piece is traced.
 
-    def __init__(self) -> None:
+    Attributes:
+        free: slots whose tensors may have other strides than was recorded.
+    """
+
+    def __init__(self, free: frozenset[int]) -> None:
+        self.free = free
         self.known: dict[int, dict[Meta, Tensor]] = {}
         self.first: dict[int, Meta] = {}
 
