@@ -8,8 +8,8 @@ from pathlib import Path
 # Kept between sessions, like pytest's own cache, so that the native part is built once (12 s) and not at every run.
 _CACHE = Path(__file__).resolve().parent.parent / ".pytest_cache" / "markstep"
 os.environ["MARKSTEP_CACHE_DIR"] = str(_CACHE if os.access(_CACHE.parent.parent, os.W_OK) else tempfile.mkdtemp())
-for _name in ("MARKSTEP", "MARKSTEP_BACKEND", "MARKSTEP_RNG", "MARKSTEP_BACKGROUND", "MARKSTEP_REPLAY", "MARKSTEP_ARENA"):
-    os.environ.pop(_name, None)
+for _name in [name for name in os.environ if name.startswith("MARKSTEP") and name != "MARKSTEP_CACHE_DIR"]:
+    del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
@@ -17,6 +17,14 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 from markstep.engine import report  # noqa: E402
+from markstep.engine.options import resolve  # noqa: E402
+from markstep.record import native  # noqa: E402
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _built() -> None:
+    """The C++ part is there: built in the background, it would leave the first tests on a fresh machine without it."""
+    native.load(resolve({}).prepared_cache_dir())
 
 
 @pytest.fixture(autouse=True)

@@ -240,6 +240,16 @@ def test_a_compiled_model_learns_the_same(dtype: torch.dtype, tmp_path: Path, mo
         finals.append([[run(x, y) for x, y in zip(tokens, labels, strict=True)], list(model.parameters())])
         sources = "".join(p.read_text() for p in cache.glob("programs/*/piece*.py"))
         assert ("loss_head" in sources) == (options == {"passes": "all"})
+        if options is not None:
+            assert markstep.explain().programs[-1].rewrites == ({"loss_head": 1} if options["passes"] == "all" else {})
+            assert ("rewritten: 1 x loss_head" in str(markstep.explain())) or options["passes"] == "none"
+        if options == {"passes": "all"}:
+            before = [p.clone() for p in model.parameters()]
+            with pytest.raises(IndexError, match=f"Target {classes} is out of bounds"):
+                run(tokens[0], torch.full((rows,), classes))
+            assert all(map(torch.equal, before, model.parameters())), "the step that failed has changed nothing"
+            assert bool(run(tokens[0], labels[0]).isfinite())
+            finals[-1][1] = before
     for losses, parameters in finals[1:]:
         tolerance = 1e-5 if dtype == torch.float32 else 5e-3
         torch.testing.assert_close(losses, finals[0][0], rtol=tolerance, atol=0)

@@ -11,7 +11,7 @@ import torch
 from tests.helpers import EXACT
 
 import markstep
-from markstep.engine.options import resolve
+from markstep.engine.options import PASSES, resolve
 
 
 def test_defaults_and_freezing() -> None:
@@ -47,6 +47,29 @@ def test_environment_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("MARKSTEP_REPLAY", "perhaps")
     with pytest.raises(ValueError, match="MARKSTEP_REPLAY='perhaps' is not a switch: use 0 or 1"):
         resolve({})
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("all", set(PASSES)),
+        ("none", set()),
+        ("loss_head", {"loss_head"}),
+        ("all, -loss_head", set(PASSES) - {"loss_head"}),
+        ("attention,loss_head,-attention", {"loss_head"}),
+        ("-loss_head,all", set(PASSES)),
+    ],
+)
+def test_passes(text: str, names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve({"passes": text}).enabled_passes == names
+    monkeypatch.setenv("MARKSTEP_PASSES", text)
+    assert resolve({}).enabled_passes == names
+
+
+@pytest.mark.parametrize("text", ["fast", "all,-fast", "", "all;none"])
+def test_unknown_passes_are_listed(text: str) -> None:
+    with pytest.raises(ValueError, match="is not known: use all, none, or attention, channels_last, loss_head, narrow_products"):
+        markstep.compile(lambda: None, passes=text)
 
 
 def test_unusable_cache_directory_is_a_warning(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -30,19 +31,20 @@ def compile_program(program: Program, recipe: Recipe, store: Store, compilers: i
     parts = key_parts(program, recipe)
     host: frozenset[str] = frozenset()
     try:
-        folder = _compile(make_plan(program, recipe.rng), recipe, store, compilers)
+        folder, rewrites = _compile(make_plan(program, recipe.rng), recipe, store, compilers)
     except Exception:
         host = inductor.fallbacks({c.op.name() for c in program.calls})
         if not host:
             raise
-        folder = _compile(make_plan(program, recipe.rng, host), recipe, store, compilers)
+        folder, rewrites = _compile(make_plan(program, recipe.rng, host), recipe, store, compilers)
     key = key_of(parts)
-    store.put(key, parts, folder, seconds=time.perf_counter() - start, host=sorted(host))
+    store.put(key, parts, folder, seconds=time.perf_counter() - start, host=sorted(host), rewrites=dict(rewrites))
     return key
 
 
-def _compile(plan: Plan, recipe: Recipe, store: Store, compilers: int) -> Path:
-    folder = store.scratch()
+def _compile(plan: Plan, recipe: Recipe, store: Store, compilers: int) -> tuple[Path, Counter[str]]:
+    """The folder with everything compiled, and how many places each pass has rewritten."""
+    folder, counts = store.scratch(), Counter[str]()
     table = inductor.decompositions()
     if "attention" in recipe.passes:
         table = {**table, **attention.decompositions()}
@@ -50,6 +52,7 @@ def _compile(plan: Plan, recipe: Recipe, store: Store, compilers: int) -> Path:
         for number, piece in enumerate(plan.pieces):
             if piece.graph:
                 rewrites = _rewrites(plan.program, piece, recipe.passes)
+                counts.update(rewrites.counts())
                 graph, example = build(plan, piece, feed_of(plan, piece), table, rewrites)
                 source = inductor.compile_graph(graph, example, compilers)
                 (folder / f"piece{number}.py").write_text(source)
@@ -58,12 +61,12 @@ def _compile(plan: Plan, recipe: Recipe, store: Store, compilers: int) -> Path:
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return folder
+    return folder, counts
 
 
 def _rewrites(program: Program, piece: Piece, passes: frozenset[str]) -> Rewrites:
     heads = head.find(program, piece) if "loss_head" in passes else ()
-    narrow_products = narrow.find(program) if "narrow_products" in passes else frozenset()
+    narrow_products = narrow.find(program).intersection(piece.positions) if "narrow_products" in passes else frozenset()
     free = layout.find(program, piece) if "channels_last" in passes else frozenset()
     return Rewrites(heads, narrow_products, free)
 
@@ -77,7 +80,8 @@ def _try_out(call: inductor.Runner, example: list[Tensor]) -> None:
 
 def load_program(program: Program, recipe: Recipe, store: Store, folder: Path) -> Compiled:
     """The executable of a stored entry."""
-    plan = make_plan(program, recipe.rng, frozenset(store.facts(folder)["host"]))
+    facts = store.facts(folder)
+    plan = make_plan(program, recipe.rng, frozenset(facts["host"]))
     graphs: list[tuple[Feed, inductor.Runner] | None] = []
     for number, piece in enumerate(plan.pieces):
         if piece.graph:
@@ -85,4 +89,4 @@ def load_program(program: Program, recipe: Recipe, store: Store, folder: Path) -
             graphs.append((feed_of(plan, piece), inductor.load(source, folder)))
         else:
             graphs.append(None)
-    return Compiled(plan, graphs)
+    return Compiled(plan, graphs, facts["rewrites"])

@@ -18,10 +18,14 @@ from markstep.record.schema import facts
 
 
 class Compiled:
-    """Compiled graphs and the host's calls between them. See `markstep.engine.ending.Executable`."""
+    """Compiled graphs and the host's calls between them. See `markstep.engine.ending.Executable`.
 
-    def __init__(self, plan: Plan, graphs: Sequence[tuple[Feed, Runner] | None]) -> None:
-        self.plan = plan
+    Attributes:
+        rewrites: name of each pass that changed something to the number of places.
+    """
+
+    def __init__(self, plan: Plan, graphs: Sequence[tuple[Feed, Runner] | None], rewrites: dict[str, int]) -> None:
+        self.plan, self.rewrites = plan, rewrites
         self.steps = list(zip(plan.pieces, graphs, strict=True))
         self.key_count = 1 + max(plan.keys.values()) if plan.keys else 0
         self.kinds = [float if t is float else int for t in plan.scalar_types]

@@ -80,6 +80,7 @@ class Job:
             log.debug("the whole message", exc_info=error)
             return
         self.figures.compile_s = time.perf_counter() - start
+        self.figures.rewrites = executable.rewrites
         log.info(
             "%s (%d calls, from %s): %s in %.1f s",
             self.figures.name,

@@ -21,6 +21,7 @@ class ProgramReport:
         compile_s: seconds of compilation, None before; cached: it came from the artefact cache.
         runs: how often the compiled program ran.
         interpreted: how often its calls ran one by one.
+        rewrites: what is computed in another way than it was recorded: name of the pass to the number of places.
         not_replayed: with replay=True: why the Python of the step still runs.
         eager_ms, compiled_ms: medians measured when it was first used.
     """
@@ -35,6 +36,7 @@ class ProgramReport:
     cached: bool = False
     runs: int = 0
     interpreted: int = 0
+    rewrites: dict[str, int] = field(default_factory=dict)
     not_replayed: str = ""
     eager_ms: float | None = None
     compiled_ms: float | None = None
@@ -78,6 +80,8 @@ class Report:
                 f"{p.state}{timing}{speed}; ran {p.runs} times compiled, {p.interpreted} times call by call"
                 + (f"; its Python still runs: {p.not_replayed}" if p.not_replayed else "")
             )
+            if p.rewrites:
+                lines.append("    rewritten: " + ", ".join(f"{n} x {name}" for name, n in p.rewrites.items()))
             lines += [
                 f"    {count} x {what} at {where} changes and is an input" for (what, where), count in p.numbers.most_common(4)
             ]
