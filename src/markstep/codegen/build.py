@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from markstep.codegen.executable import Compiled
 from markstep.codegen.lower import Feed, Rewrites, build, feed_of
 from markstep.codegen.plan import Piece, Plan, make_plan
 from markstep.codegen.recipe import Recipe
+from markstep.codegen.repeats import Chain, split, uncut
 from markstep.record.program import Program
 
 _MAX_TRIAL_BYTES = 2 << 30
@@ -54,14 +56,28 @@ def _compile(plan: Plan, recipe: Recipe, store: Store, compilers: int) -> tuple[
                 rewrites = _rewrites(plan.program, piece, recipe.passes)
                 counts.update(rewrites.counts())
                 graph, example = build(plan, piece, feed_of(plan, piece), table, rewrites)
-                source = inductor.compile_graph(graph, example, compilers)
-                (folder / f"piece{number}.py").write_text(source)
-                inductor.pack(source, folder)
-                _try_out(inductor.load(source, folder), example)
+                chain, graphs = split(graph) if "repeated_layers" in recipe.passes else uncut(graph)
+                (folder / f"piece{number}.json").write_text(json.dumps(chain.to_json()))
+                for part, part_graph in enumerate(graphs):
+                    inputs = (
+                        [n.meta["val"] for n in part_graph.graph.find_nodes(op="placeholder")] if len(graphs) > 1 else example
+                    )
+                    source = inductor.compile_graph(part_graph, inputs, compilers)
+                    (folder / f"piece{number}.{part}.py").write_text(source)
+                    inductor.pack(source, folder)
+                counts["repeated_layers"] += len(chain.links) - len(graphs)
+                _try_out(_load(folder, number), example)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return folder, counts
+    return folder, +counts
+
+
+def _load(folder: Path, number: int) -> inductor.Runner:
+    """The function of a compiled piece."""
+    chain = Chain.from_json(json.loads((folder / f"piece{number}.json").read_text()))
+    count = 1 + max(link.module for link in chain.links)
+    return chain.runner([inductor.load((folder / f"piece{number}.{i}.py").read_text(), folder) for i in range(count)])
 
 
 def _rewrites(program: Program, piece: Piece, passes: frozenset[str]) -> Rewrites:
@@ -85,8 +101,7 @@ def load_program(program: Program, recipe: Recipe, store: Store, folder: Path) -
     graphs: list[tuple[Feed, inductor.Runner] | None] = []
     for number, piece in enumerate(plan.pieces):
         if piece.graph:
-            source = (folder / f"piece{number}.py").read_text()
-            graphs.append((feed_of(plan, piece), inductor.load(source, folder)))
+            graphs.append((feed_of(plan, piece), _load(folder, number)))
         else:
             graphs.append(None)
     return Compiled(plan, graphs, facts["rewrites"])
