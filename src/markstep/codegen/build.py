@@ -26,19 +26,27 @@ _MAX_TRIAL_BYTES = 2 << 30
 def compile_program(program: Program, recipe: Recipe, store: Store, compilers: int) -> str:
     """Compiles and stores; returns the key. Runs in the child process.
 
-    What was compiled is run once on zeros, so that a program that fails is never met during training. If anything fails,
-    the operators that TorchInductor only calls, without compiling them, are left to the host, and all is tried again.
+    What was compiled is run once on zeros, so that a program that fails is never met during training. If anything fails, all
+    is tried again without cuts at repeated layers, and then with the operators that TorchInductor only calls, without
+    compiling them, left to the host.
     """
     start = time.perf_counter()
     parts = key_parts(program, recipe)
+    whole = Recipe(recipe.rng, recipe.passes - {"repeated_layers"})
     host: frozenset[str] = frozenset()
-    try:
-        folder, rewrites = _compile(make_plan(program, recipe.rng), recipe, store, compilers)
-    except Exception:
-        host = inductor.fallbacks({c.op.name() for c in program.calls})
-        if not host:
-            raise
-        folder, rewrites = _compile(make_plan(program, recipe.rng, host), recipe, store, compilers)
+    attempts = [(recipe, host)]
+    if whole != recipe:
+        attempts.append((whole, host))
+    left_out = inductor.fallbacks({c.op.name() for c in program.calls})
+    if left_out:
+        attempts.append((whole, left_out))
+    for attempt, (used, host) in enumerate(attempts, 1):
+        try:
+            folder, rewrites = _compile(make_plan(program, recipe.rng, host), used, store, compilers)
+            break
+        except Exception:
+            if attempt == len(attempts):
+                raise
     key = key_of(parts)
     store.put(key, parts, folder, seconds=time.perf_counter() - start, host=sorted(host), rewrites=dict(rewrites))
     return key
@@ -47,6 +55,8 @@ def compile_program(program: Program, recipe: Recipe, store: Store, compilers: i
 def _compile(plan: Plan, recipe: Recipe, store: Store, compilers: int) -> tuple[Path, Counter[str]]:
     """The folder with everything compiled, and how many places each pass has rewritten."""
     folder, counts = store.scratch(), Counter[str]()
+    sources: list[str] = []
+    examples: dict[int, list[Tensor]] = {}
     table = inductor.decompositions()
     if "attention" in recipe.passes:
         table = {**table, **attention.decompositions()}
@@ -58,15 +68,18 @@ def _compile(plan: Plan, recipe: Recipe, store: Store, compilers: int) -> tuple[
                 graph, example = build(plan, piece, feed_of(plan, piece), table, rewrites)
                 chain, graphs = split(graph) if "repeated_layers" in recipe.passes else uncut(graph)
                 (folder / f"piece{number}.json").write_text(json.dumps(chain.to_json()))
+                counts["repeated_layers"] += len(chain.links) - len(graphs)
                 for part, part_graph in enumerate(graphs):
                     inputs = (
                         [n.meta["val"] for n in part_graph.graph.find_nodes(op="placeholder")] if len(graphs) > 1 else example
                     )
-                    source = inductor.compile_graph(part_graph, inputs, compilers)
-                    (folder / f"piece{number}.{part}.py").write_text(source)
-                    inductor.pack(source, folder)
-                counts["repeated_layers"] += len(chain.links) - len(graphs)
-                _try_out(_load(folder, number), example)
+                    sources.append(inductor.compile_graph(part_graph, inputs, compilers))
+                    (folder / f"piece{number}.{part}.py").write_text(sources[-1])
+                examples[number] = example
+        for source in sources:
+            inductor.pack(source, folder)
+        for number, example in examples.items():
+            _try_out(_load(folder, number), example)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

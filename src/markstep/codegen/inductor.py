@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
 import re
 import shutil
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,23 @@ def fallbacks(names: set[str]) -> frozenset[str]:
     return frozenset(names & without - decomposed)
 
 
+@contextlib.contextmanager
+def _kernels_later() -> Iterator[None]:
+    """TorchInductor does not wait for its C++ kernels: they are compiled while the next graph is worked on; `pack` waits."""
+    from torch._inductor import async_compile
+
+    class Later(async_compile.AsyncCompile):
+        def wait(self, scope: dict[str, Any]) -> None:
+            """`pack` does."""
+
+    library: Any = async_compile
+    original, library.AsyncCompile = library.AsyncCompile, Later
+    try:
+        yield
+    finally:
+        library.AsyncCompile = original
+
+
 def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor], compilers: int) -> str:
     """Compiles a functional graph on fake tensors, with so many compilers of kernels side by side.
 
@@ -49,6 +67,7 @@ def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor], compilers:
     fake_mode = torch._subclasses.fake_tensor.FakeTensorMode() if not example else example[0].fake_mode  # type: ignore[attr-defined]
     settings = {"fallback_random": True, "fx_graph_cache": False, "static_weight_shapes": True, "compile_threads": compilers}
     with (
+        _kernels_later() if not torch.cuda.is_available() else contextlib.nullcontext(),
         torch._guards.tracing(torch._guards.TracingContext(fake_mode)),
         torch._inductor.config.patch(settings),
         fake_mode,

@@ -97,9 +97,11 @@ def split(graph: GraphModule) -> tuple[Chain, list[GraphModule]]:
         return uncut(graph)
     pure = [n for n in body if not _writes(n)]
     cuts = sorted({cut for run in _runs(pure) for cut in _cuts(pure, *run)})
-    if not cuts:
+    splitter = _Splitter(graph, pure, cuts)
+    splitter.split()
+    if len(splitter.parts) < 3 or any(all(map(_is_view, part.nodes)) for part in splitter.parts if part.nodes):
         return uncut(graph)
-    return _Splitter(graph, pure, cuts).split()
+    return splitter.chain()
 
 
 def _writes(node: Node) -> bool:
@@ -153,12 +155,12 @@ def _runs(nodes: list[Node]) -> list[tuple[int, int, int]]:
     """(start, period, length) of stretches where every node does the same as the one a period before, none overlapping."""
     numbers: dict[Any, int] = {}
     tokens = np.array([numbers.setdefault(_token(n), len(numbers)) for n in nodes])
-    heavy = np.cumsum([0, *map(_is_product, nodes)])
+    products = np.cumsum([0, *map(_is_product, nodes)])
     found: list[tuple[int, int, int]] = []
     for period in range(_MIN_PERIOD, len(nodes) // 2 + 1):
         same = np.flatnonzero(np.diff(np.concatenate(([0], (tokens[:-period] == tokens[period:]).astype(np.int8), [0]))))
         for start, end in zip(same[::2].tolist(), same[1::2].tolist(), strict=True):
-            if end - start >= period and heavy[start + period] > heavy[start]:
+            if end - start >= period and products[start + period] > products[start]:
                 found.append((start, period, end - start + period))
     chosen: list[tuple[int, int, int]] = []
     while found:
@@ -258,7 +260,8 @@ class _Splitter:
             return True
         return any(self.part_of.get(u) == self.part_of[node] and _takes_memory(u) for u in _users(node))
 
-    def split(self) -> tuple[Chain, list[GraphModule]]:
+    def split(self) -> None:
+        """Decides what every part computes, takes and gives."""
         for number, part in enumerate(self.parts):
             part.nodes = [n for n, p in self.part_of.items() if p == number]
             self._import(number, part)
@@ -271,7 +274,6 @@ class _Splitter:
             part.prune(self.order)
             assert all(n.op == "placeholder" or self.part_of[n] < number for n in part.imports)
             needed.update((n, None) for n in part.imports if n.op != "placeholder")
-        return self._chain()
 
     def _import(self, number: int, part: _Part) -> None:
         """Decides for every value from outside whether it is taken or computed again."""
@@ -350,7 +352,8 @@ class _Splitter:
                 if operand not in part.nodes:
                     part.imports[operand] = None
 
-    def _chain(self) -> tuple[Chain, list[GraphModule]]:
+    def chain(self) -> tuple[Chain, list[GraphModule]]:
+        """The chain of all parts, and their graphs, each one once."""
         numbers = {n: i for i, n in enumerate(self.placeholders)}
         modules: list[GraphModule] = []
         known: dict[str, int] = {}
