@@ -47,6 +47,7 @@ def trainer(layers: int, autocast: bool, dropout: float = 0.2) -> tuple[nn.Seque
         optimizer.step()
         return loss.detach()
 
+    step()  # the first one makes the momentum, and is another program
     return model, step
 
 

@@ -22,7 +22,7 @@ from torch.fx import Graph, GraphModule, Node
 _MIN_PERIOD = 16
 _MIN_SAVED = 48
 _MAX_CONE = 40
-_SMALL = 4096  # bytes
+_NEGLIGIBLE = 16  # so many times smaller than what is computed from it: keys of masks, statistics of rows
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _meta(node: Node) -> Any:
 
 def _bytes(node: Node) -> int:
     value = node.meta.get("val")
-    return value.numel() * value.element_size() if isinstance(value, Tensor) else _SMALL
+    return value.numel() * value.element_size() if isinstance(value, Tensor) else 0
 
 
 def _token(node: Node) -> Any:
@@ -333,8 +333,9 @@ class _Splitter:
                 return False
             cone.add(current)
             todo += current.all_input_nodes
-        extra = sum(b for leaf in leaves if leaf not in part.imports and (b := _bytes(leaf)) > _SMALL)
-        return len(cone) <= _MAX_CONE and extra <= _bytes(node)
+        size = _bytes(node)
+        extra = sum(b for leaf in leaves if leaf not in part.imports and (b := _bytes(leaf)) * _NEGLIGIBLE > size)
+        return len(cone) <= _MAX_CONE and extra <= size
 
     def _place_writes(self) -> None:
         """Updates of arguments come as soon as the new value is there and nobody needs the old one any more."""
