@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import markstep
+from markstep.codegen import jobs
 from markstep.codegen.cache import Store, key_of, key_parts
 from markstep.codegen.recipe import Recipe
 from markstep.engine import options as options_module
@@ -156,3 +157,14 @@ def test_another_process_uses_it(cache: Path) -> None:
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert done.stdout.split() == ["True", "3"], done.stderr
+
+
+def test_a_directory_with_a_space_in_its_name(tmp_path: Path) -> None:
+    jobs.stop()  # the child has its folder from the first request
+    losses = train(tmp_path / "John Doe's cache")
+    assert report.current().programs[-1].state == "ready" and report.current().programs[-1].runs
+    assert losses[-1] < losses[0]
+    folder = Path(str(jobs._scratch))
+    assert folder.is_dir()
+    jobs.stop()
+    assert not folder.exists()

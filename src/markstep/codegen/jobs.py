@@ -7,9 +7,11 @@ import contextlib
 import logging
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -28,6 +30,7 @@ from markstep.record.program import Program
 log = logging.getLogger("markstep")
 _lock = threading.Lock()
 _child: subprocess.Popen[bytes] | None = None
+_scratch: str | None = None  # where the child works, if it cannot be below the cache directory
 
 
 class CompilationFailed(RuntimeError):
@@ -155,7 +158,7 @@ def _start(cache_dir: Path) -> subprocess.Popen[bytes]:
     if not torch.cuda.is_available():
         # No processes of TorchInductor's own, which only Triton needs; see `_compilers`.
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    environment |= {"MARKSTEP": "0", "TORCHINDUCTOR_CACHE_DIR": str(cache_dir / "inductor")}
+    environment |= {"MARKSTEP": "0", "TORCHINDUCTOR_CACHE_DIR": _working_folder(cache_dir)}
     log_file = os.open(cache_dir / "compiler.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     try:
         # A process group of its own, so that Ctrl-C reaches the training only; not a session of its own: Linux gives every
@@ -170,6 +173,16 @@ def _start(cache_dir: Path) -> subprocess.Popen[bytes]:
     return child
 
 
+def _working_folder(cache_dir: Path) -> str:
+    """Where TorchInductor may write: it takes its compiler's command apart at spaces, so its paths must not hold any."""
+    global _scratch
+    folder = str(cache_dir / "inductor")
+    if re.fullmatch(r"[\w./+@%=:,~-]+", folder):
+        return folder
+    _scratch = tempfile.mkdtemp(prefix="markstep-")
+    return _scratch
+
+
 def stop() -> None:
     """Ends the compiling process, if there is one; the next request starts another."""
     global _child
@@ -179,9 +192,14 @@ def stop() -> None:
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:
+    global _scratch
     child.kill()
     for pipe in (child.stdin, child.stdout):
         if pipe is not None:
             with contextlib.suppress(OSError):
                 pipe.close()
-    return child.wait()
+    status = child.wait()
+    if _scratch is not None:
+        shutil.rmtree(_scratch, ignore_errors=True)
+        _scratch = None
+    return status

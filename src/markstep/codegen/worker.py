@@ -50,7 +50,6 @@ def _step_back() -> None:
 
 def _serve(request: dict[str, Any]) -> dict[str, Any]:
     try:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(Path(request["cache_dir"]) / "inductor")
         import torch
 
         import markstep.engine.rng  # noqa: F401  (the operators that programs may hold)
