@@ -68,7 +68,9 @@ def test_passes(text: str, names: set[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("text", ["fast", "all,-fast", "", "all;none"])
 def test_unknown_passes_are_listed(text: str) -> None:
-    with pytest.raises(ValueError, match="is not known: use all, none, or attention, channels_last, loss_head, narrow_products"):
+    with pytest.raises(
+        ValueError, match="is not known: use all, none, or attention, channels_last, loss_head, narrow_products, product_library"
+    ):
         markstep.compile(lambda: None, passes=text)
 
 

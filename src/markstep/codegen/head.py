@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from markstep.codegen import products
 from markstep.codegen.plan import Piece
 from markstep.codegen.uses import Uses
 from markstep.record import native
@@ -26,7 +27,8 @@ _MEAN, _SUM = 1, 2
 
 _library = torch.library.Library("markstep", "FRAGMENT")
 _library.define(
-    "loss_head(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, int reduction, int ignore_index, bool[3] wanted) "
+    "loss_head(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, int reduction, int ignore_index, bool[3] wanted, "
+    "bool measured=False) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
 
@@ -39,6 +41,7 @@ def loss_head(
     reduction: int,
     ignore_index: int,
     wanted: list[bool],
+    measured: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Cross-entropy of `hidden @ weight.T + bias`, and its gradients.
 
@@ -50,6 +53,7 @@ def loss_head(
         reduction: 1 for the mean of the rows that are not ignored, 2 for the sum.
         ignore_index: the label of rows that count for nothing.
         wanted: whether the gradients of `hidden`, `weight` and `bias` are wanted; an empty tensor stands for one that is not.
+        measured: products come from the library that measures best (`products.py`).
 
     Returns:
         The loss in fp32, the number of rows that are not ignored in fp32, and the three gradients for a loss gradient of 1.
@@ -74,14 +78,19 @@ def loss_head(
     grad_hidden = torch.empty_like(hidden) if wanted[0] else hidden.new_empty(0)
     grad_weight = torch.zeros(weight.shape if wanted[1] else 0, dtype=exact, device=weight.device)
     grad_bias = torch.zeros(weight.shape[:1] if wanted[2] else 0, dtype=exact, device=weight.device)
+    mm, addmm = (products.mm, products.addmm) if measured else (torch.mm, torch.addmm)
     for block in blocks:
         x = hidden[block]
-        logits = torch.mm(x, weight.t()) if bias is None else torch.addmm(bias, x, weight.t())
+        logits = x.new_empty(len(x), weight.shape[0])
+        mm(x, weight.t(), out=logits) if bias is None else addmm(bias, x, weight.t(), out=logits)
         _to_gradient(logits, y[block], losses[block], scale, ignore_index)
         if wanted[0]:
-            torch.mm(logits, weight, out=grad_hidden[block])
+            mm(logits, weight, out=grad_hidden[block])
         if wanted[1]:
-            grad_weight = _plus(grad_weight, logits.t(), x, len(blocks) == 1)
+            if exact == weight.dtype:
+                addmm(grad_weight, logits.t(), x, out=grad_weight) if block.start else mm(logits.t(), x, out=grad_weight)
+            else:
+                grad_weight += torch.mm(logits.t(), x)
         if wanted[2]:
             grad_bias += logits.sum(0, dtype=exact)
         del logits
@@ -90,12 +99,6 @@ def loss_head(
     total = losses.sum()
     loss = total / count if reduction == _MEAN else total
     return loss, count.to(torch.float32), grad_hidden, grad_weight.to(weight.dtype), grad_bias.to(weight.dtype)
-
-
-def _plus(total: Tensor, a: Tensor, b: Tensor, only: bool) -> Tensor:
-    if only:
-        return torch.mm(a, b)
-    return total.addmm_(a, b) if a.dtype == total.dtype else total.add_(torch.mm(a, b))
 
 
 def _check(labels: Tensor, classes: int) -> None:
@@ -126,6 +129,7 @@ def _shapes(
     reduction: int,
     ignore_index: int,
     wanted: list[bool],
+    measured: bool = False,
 ) -> tuple[Tensor, ...]:
     scalar = labels.new_empty((), dtype=torch.float32)
     return (

@@ -37,37 +37,41 @@ def fallbacks(names: set[str]) -> frozenset[str]:
 
 
 @contextlib.contextmanager
-def _kernels_later() -> Iterator[None]:
-    """TorchInductor does not wait for its C++ kernels: they are compiled while the next graph is worked on; `pack` waits."""
+def _async_compile(replacement: type) -> Iterator[None]:
+    """Generated modules that are executed meanwhile find `replacement` in place of TorchInductor's AsyncCompile."""
     from torch._inductor import async_compile
 
-    class Later(async_compile.AsyncCompile):
-        def wait(self, scope: dict[str, Any]) -> None:
-            """`pack` does."""
-
     library: Any = async_compile
-    original, library.AsyncCompile = library.AsyncCompile, Later
+    original, library.AsyncCompile = library.AsyncCompile, replacement
     try:
         yield
     finally:
         library.AsyncCompile = original
 
 
-def compile_graph(graph: torch.fx.GraphModule, example: list[Tensor], compilers: int) -> str:
-    """Compiles a functional graph on fake tensors, with so many compilers of kernels side by side.
+def compile_graph(graph: torch.fx.GraphModule, compilers: int) -> str:
+    """Compiles a functional graph of fake tensors, with so many compilers of kernels side by side.
+
+    C++ kernels may still be compiled when it returns, while the next graph is worked on; `pack` waits for them.
 
     Returns:
         Python source with a function `call(args)`; loading it needs the kernels that `pack` collects.
     """
+    from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.compile_fx import _recursive_joint_graph_passes, compile_fx_inner
+
+    class Later(AsyncCompile):
+        def wait(self, scope: dict[str, Any]) -> None:
+            """`pack` does."""
 
     output = graph.graph.output_node()
     results: Any = output.args[0]
     output.meta["user_visible_output_idxs"] = list(range(len(results)))
-    fake_mode = torch._subclasses.fake_tensor.FakeTensorMode() if not example else example[0].fake_mode  # type: ignore[attr-defined]
+    example = [n.meta["val"] for n in graph.graph.find_nodes(op="placeholder")]
+    fake_mode = torch._subclasses.fake_tensor.FakeTensorMode() if not example else example[0].fake_mode
     settings = {"fallback_random": True, "fx_graph_cache": False, "static_weight_shapes": True, "compile_threads": compilers}
     with (
-        _kernels_later() if not torch.cuda.is_available() else contextlib.nullcontext(),
+        _async_compile(AsyncCompile if torch.cuda.is_available() else Later),
         torch._guards.tracing(torch._guards.TracingContext(fake_mode)),
         torch._inductor.config.patch(settings),
         fake_mode,
@@ -100,9 +104,15 @@ def pack(source: str, folder: Path) -> None:
     _execute(source, None, keep)
 
 
-def load(source: str, folder: Path) -> Runner:
-    """The function `call(args)` of a compiled graph; C++ kernels come from `folder`, nothing is compiled."""
+def load(source: str, folder: Path, products: Any = None) -> Runner:
+    """The function `call(args)` of a compiled graph; C++ kernels come from `folder`, nothing is compiled.
+
+    What `products` holds is called for matrix products in place of PyTorch's functions.
+    """
     module = _execute(source, folder, None)
+    if products is not None and (used := _extern_names(source)):
+        theirs = module.extern_kernels
+        module.extern_kernels = types.SimpleNamespace(**{n: getattr(products, n, None) or getattr(theirs, n) for n in used})
     call: Runner = module.call
     return call
 
@@ -120,10 +130,10 @@ def _execute(source: str, folder: Path | None, keep: Callable[[list[str], str, A
             module.__dict__.update(_STAND_INS, AsyncCompile=lambda: _Stored(folder))
             exec(compile(light, f"<{module.__name__}>", "exec"), module.__dict__)
             return module
-    from torch._inductor import async_compile
+    from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.codecache import CppPythonBindingsCodeCache
 
-    class Kernels(async_compile.AsyncCompile):
+    class Kernels(AsyncCompile):
         def cpp_pybinding(self, argtypes: list[str], source_code: str) -> Any:
             if folder is not None:
                 return _load_kernel(folder / _kernel_file(argtypes, source_code))
@@ -132,13 +142,8 @@ def _execute(source: str, folder: Path | None, keep: Callable[[list[str], str, A
             keep(argtypes, source_code, function)
             return function
 
-    library: Any = async_compile
-    original = library.AsyncCompile
-    library.AsyncCompile = Kernels
-    try:
+    with _async_compile(Kernels):
         exec(compile(source, f"<{module.__name__}>", "exec"), module.__dict__)
-    finally:
-        library.AsyncCompile = original
     return module
 
 
@@ -162,13 +167,16 @@ class _Stored:
         """All is there."""
 
 
+def _extern_names(source: str) -> set[str]:
+    return set(re.findall(r"\bextern_kernels\.(\w+)", source))
+
+
 def _without_imports(source: str) -> str | None:
     """Generated code without its imports of TorchInductor; None when it needs more than the stand-ins offer."""
     head = source.partition("if __name__ ==")[0].split("\ndef get_args")[0]
     names = {line.strip().partition(" import ")[2] for line in _IMPORT.findall(head)}
-    used = set(re.findall(r"\bextern_kernels\.(\w+)", head))
     light = _IMPORT.sub("", head)
-    if not names <= _KNOWN_IMPORTS or not used <= set(_EXTERN) or "torch._inductor" in light:
+    if not names <= _KNOWN_IMPORTS or not _extern_names(head) <= set(_EXTERN) or "torch._inductor" in light:
         return None
     return light
 

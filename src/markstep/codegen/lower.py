@@ -30,11 +30,13 @@ class Rewrites:
         heads: loss heads of the piece.
         narrow: positions of products that are computed in bf16.
         free: slots of images whose layout may be chosen; convolutions take them with their channels last.
+        measured: loss heads leave their products to the library that measures best.
     """
 
     heads: Sequence[Head] = ()
     narrow: frozenset[int] = frozenset()
     free: frozenset[int] = frozenset()
+    measured: bool = False
 
     def counts(self) -> dict[str, int]:
         """Name of each pass that found something to the number of places."""
@@ -142,7 +144,7 @@ def _replayer(plan: Plan, piece: Piece, feed: Feed, rewrites: Rewrites) -> Calla
         for i in piece.positions:
             outs = plan.program.calls[i].outs
             if i in forward:
-                *losses, _, _, _ = gradients[i] = _run_head(forward[i], env)
+                *losses, _, _, _ = gradients[i] = _run_head(forward[i], env, rewrites.measured)
                 _bind(env, outs, losses)
             elif i in backward:
                 head, which = backward[i]
@@ -195,13 +197,13 @@ def _replay_call(
     _bind(env, call.outs, out)
 
 
-def _run_head(head: Head, env: _Environment) -> Sequence[Tensor]:
+def _run_head(head: Head, env: _Environment, measured: bool) -> Sequence[Tensor]:
     hidden, weight, bias, labels = (
         None if r is None else env.get(r.slot, r.meta) for r in (head.hidden, head.weight, head.bias, head.labels)
     )
     wanted = [i is not None for i in head.gradients]
     values: Sequence[Tensor] = torch.ops.markstep.loss_head(
-        hidden, weight, bias, labels, head.reduction, head.ignore_index, wanted
+        hidden, weight, bias, labels, head.reduction, head.ignore_index, wanted, measured
     )
     return values
 

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from markstep.record.schema import facts
+
 _MIN_PERIOD = 16
 _MIN_SAVED = 48
 _MAX_CONE = 40
@@ -97,21 +99,23 @@ def split(graph: GraphModule) -> tuple[Chain, list[GraphModule]]:
         return uncut(graph)
     pure = [n for n in body if not _writes(n)]
     cuts = sorted({cut for run in _runs(pure) for cut in _cuts(pure, *run)})
+    if not cuts:
+        return uncut(graph)
     splitter = _Splitter(graph, pure, cuts)
     splitter.split()
-    if len(splitter.parts) < 3 or any(all(map(_is_view, part.nodes)) for part in splitter.parts if part.nodes):
-        return uncut(graph)
+    if any(all(map(_is_view, part.nodes)) for part in splitter.parts if part.nodes):
+        return uncut(graph)  # TorchInductor makes no source of a graph that computes nothing
     return splitter.chain()
 
 
 def _writes(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+    return isinstance(node.target, torch._ops.OpOverload) and facts(node.target).mutates
 
 
 def _is_view(node: Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or _writes(node):
+    if not isinstance(node.target, torch._ops.OpOverload):
         return False
-    return node.target.name() in _VIEWS or any(r.alias_info is not None for r in node.target._schema.returns)
+    return facts(node.target).view or node.target.name() == "aten::_unsafe_view"
 
 
 def _is_pointwise(node: Node) -> bool:
@@ -124,7 +128,6 @@ _CREATORS = {
     "aten::full", "aten::arange", "aten::arange.start", "aten::arange.start_step", "prims::iota", "prims::convert_element_type",
     "aten::_to_copy", "aten::scalar_tensor", "aten::full_like", "aten::zeros_like", "aten::ones_like", "aten::clone",
 }  # fmt: skip
-_VIEWS = {"aten::_unsafe_view", "aten::reshape"}
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward", "loss_head")
 
 
@@ -242,6 +245,7 @@ class _Splitter:
         self.order = {n: i for i, n in enumerate(graph.graph.nodes)}
         self.placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
         self.results: list[Node] = list(graph.graph.output_node().args[0])  # type: ignore[arg-type]
+        given = set(self.results)
         self.part_of: dict[Node, int] = {}
         number = 0
         for i, node in enumerate(pure):
@@ -250,20 +254,19 @@ class _Splitter:
             owner = node.args[0] if node.target is getitem else node
             self.part_of[node] = self.part_of[owner] if owner is not node else number  # type: ignore[index]
         self.parts = [_Part() for _ in range(len(cuts) + 1)]
-        self.stored = {n for n in self.part_of if self._is_stored(n)}
+        for node, number in self.part_of.items():
+            self.parts[number].nodes.append(node)
+        self.stored = {*self.placeholders, *given.intersection(self.part_of), *filter(self._is_stored, self.part_of)}
 
     def _is_stored(self, node: Node) -> bool:
         """Does a value lie in memory in any case?"""
         if _is_view(node):
             return False
-        if not _is_pointwise(node) or node in self.results:
-            return True
-        return any(self.part_of.get(u) == self.part_of[node] and _takes_memory(u) for u in _users(node))
+        return not _is_pointwise(node) or self._is_needed_in_memory(node, self.part_of[node])
 
     def split(self) -> None:
         """Decides what every part computes, takes and gives."""
         for number, part in enumerate(self.parts):
-            part.nodes = [n for n, p in self.part_of.items() if p == number]
             self._import(number, part)
         self._place_writes()
         needed = {n: None for n in self.results if n.op != "placeholder"}
@@ -290,9 +293,7 @@ class _Splitter:
     def _take(self, node: Node, number: int, part: _Part, own: set[Node]) -> None:
         if node in own or node in part.imports:
             return
-        if node.op == "placeholder":
-            part.imports[node] = None
-        elif _is_view(node):
+        if _is_view(node):
             self._again(node, number, part, own)
         elif self._is_needed_in_memory(node, number) or not self._is_cheap(node, part, own):
             part.imports[node] = None
@@ -303,21 +304,18 @@ class _Splitter:
         own.add(node)
         part.nodes.append(node)
         for operand in node.all_input_nodes:
-            if operand.op == "placeholder" or self._is_leaf(operand):
-                if operand not in own:
-                    part.imports[operand] = None
-            elif operand not in own and operand not in part.imports:
-                if _is_view(node):
-                    self._take(operand, number, part, own)
-                else:
-                    self._again(operand, number, part, own)
-
-    def _is_leaf(self, node: Node) -> bool:
-        return node in self.stored
+            if operand in own or operand in part.imports:
+                continue
+            if operand in self.stored:
+                part.imports[operand] = None
+            elif _is_view(node):
+                self._take(operand, number, part, own)
+            else:
+                self._again(operand, number, part, own)
 
     def _is_cheap(self, node: Node, part: _Part, own: set[Node]) -> bool:
         """Is a value better computed again: pointwise from values in memory that are no larger?"""
-        if self._is_leaf(node):
+        if node in self.stored:
             return False
         cone: set[Node] = set()
         leaves: set[Node] = set()
@@ -326,7 +324,7 @@ class _Splitter:
             current = todo.pop()
             if current in cone or current in own:
                 continue
-            if current.op == "placeholder" or self._is_leaf(current) or current in part.imports:
+            if current in self.stored or current in part.imports:
                 leaves.add(current)
                 continue
             if not (_is_pointwise(current) or _is_view(current)):

@@ -16,7 +16,7 @@ from markstep.engine.report import current
 _BACKENDS = ("inductor", "interpreter", "eager")
 _RNGS = ("hash", "torch")
 _SWITCHES = ("background", "replay", "arena")
-PASSES = ("attention", "channels_last", "loss_head", "narrow_products", "repeated_layers")
+PASSES = ("attention", "channels_last", "loss_head", "narrow_products", "product_library", "repeated_layers")
 _preparing = threading.Lock()  # so that threads do not all find and report the same unusable directory
 
 

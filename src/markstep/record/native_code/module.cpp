@@ -13,6 +13,7 @@
 #include "arena.h"
 #include "cross_entropy.h"
 #include "interception.h"
+#include "products.h"
 
 namespace {
 
@@ -79,7 +80,8 @@ PyMethodDef module_methods[] = {
     {"meta", mod_meta, METH_O, nullptr}, {"is_plain", mod_plain, METH_O, nullptr}, {"is_pending", mod_pending, METH_O, nullptr},
     {"stand_in", mod_stand_in, METH_O, nullptr}, {"nbytes", mod_nbytes, METH_O, nullptr}, {"take", FAST(mod_take)}, {"setup", mod_setup, METH_VARARGS, nullptr},
     {"arena", mod_arena, METH_O, nullptr}, {"arena_trim", mod_arena_trim, METH_NOARGS, nullptr}, {"arena_bytes", mod_arena_bytes, METH_NOARGS, nullptr},
-    {"cross_entropy_", mod_cross_entropy, METH_VARARGS, nullptr}, {"intercept", mod_intercept, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+    {"cross_entropy_", mod_cross_entropy, METH_VARARGS, nullptr}, {"has_onednn_product", mod_has_onednn_product, METH_NOARGS, nullptr},
+    {"onednn_product", FAST(mod_onednn_product)}, {"intercept", mod_intercept, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, module_methods};
 
 }  // namespace
