@@ -1,8 +1,8 @@
 """Markstep: a training compiler for PyTorch."""
 
-from markstep.api import compile, explain, pause, step, sync  # noqa: A004
+from markstep.api import compile, explain, install_torch_xla, pause, step, sync  # noqa: A004
 from markstep.engine.options import Options
 from markstep.engine.report import Report
 
 __version__ = "0.1.0"
-__all__ = ["Options", "Report", "__version__", "compile", "explain", "pause", "step", "sync"]
+__all__ = ["Options", "Report", "__version__", "compile", "explain", "install_torch_xla", "pause", "step", "sync"]

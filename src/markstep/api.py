@@ -94,3 +94,23 @@ def pause() -> Iterator[None]:
 def explain() -> report.Report:
     """What Markstep has done in this process: prints as a summary, with every figure as an attribute."""
     return report.current()
+
+
+def install_torch_xla(*, instead_of_real: bool = False) -> None:
+    """Makes `import torch_xla` and the xla device work in this process and its children.
+
+    Args:
+        instead_of_real: take the place of a torch_xla that is installed; without this it is left alone.
+
+    Raises:
+        RuntimeError: a real torch_xla is installed, or imported already.
+        NativeUnavailable: there is no C++ compiler.
+    """
+    from markstep.compat.exposing import expose_torch_xla
+    from markstep.xla.device import install
+
+    if not expose_torch_xla(instead_of_real=instead_of_real):
+        raise RuntimeError(
+            "a real torch_xla is installed here: uninstall it, or call markstep.install_torch_xla(instead_of_real=True)"
+        )
+    install()

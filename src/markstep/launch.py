@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import importlib.util
 import os
 import runpy
 import sys
@@ -15,12 +16,11 @@ from typing import Any
 
 import torch
 
+from markstep.compat.exposing import expose_torch_xla
 from markstep.engine import patches, threads
-from markstep.engine.engine import Engine
 from markstep.engine.options import Options, enabled, resolve
 from markstep.engine.region import Place, hot_path
-from markstep.engine.site import Site, clock
-from markstep.engine.sources import user_line
+from markstep.engine.stretch import Stretch
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -34,13 +34,35 @@ def run_script(path: str, args: Sequence[str]) -> None:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no script {path!r}: give the path of a Python file")
     sys.argv = [path, *args]
+    _offer_torch_xla(Path(path).read_text(errors="replace"))
     _run(lambda: _execute(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
 
 
 def run_module(name: str, args: Sequence[str]) -> None:
     """Runs a module as `python -m name args...` would, with training steps compiled."""
     sys.argv = [name, *args]
+    _offer_torch_xla(_source_of(name))
     _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), os.getcwd())
+
+
+def _offer_torch_xla(source: str) -> None:
+    """`import torch_xla` gives Markstep's, unless there is a real one.
+
+    Transformers and Accelerate move every job to the xla device when they can import torch_xla. They do so here only if the
+    script is written for it; other scripts are compiled as they are.
+    """
+    expose_torch_xla()
+    asked = any(word in source for word in ("torch_xla", "_mp_fn")) or "PJRT_DEVICE" in os.environ
+    if not asked and "sagemaker_training_compiler_enabled" not in os.environ.get("SM_FRAMEWORK_PARAMS", ""):
+        os.environ.setdefault("USE_TORCH_XLA", "0")
+
+
+def _source_of(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    if spec is not None and spec.submodule_search_locations:
+        spec = importlib.util.find_spec(f"{module}.__main__")
+    origin = spec.origin if spec is not None else None
+    return Path(origin).read_text(errors="replace") if origin and origin.endswith(".py") else ""
 
 
 def _run(start: Callable[[], object], folder: str) -> None:
@@ -124,6 +146,8 @@ class Automatic:
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         stretch: Stretch | None = getattr(self.local, "stretch", None)
+        if any(p.device.type == "xla" for group in optimizer.param_groups[:1] for p in group["params"][:1]):
+            return  # steps on the xla device end at its barrier
         if stretch is None:
             if threads.active() is not None:
                 return  # inside a region that the script itself opened
@@ -134,50 +158,4 @@ class Automatic:
             stretch = self.local.stretch = Stretch(threads.engine(module), self.place.site(module))
             stretch.begin()
         else:
-            stretch.next()
-
-
-class Stretch:
-    """What one thread does between two optimizer steps, again and again."""
-
-    def __init__(self, engine: Engine, site: Site) -> None:
-        self.engine, self.site = engine, site
-        self.followed = False
-
-    def begin(self) -> None:
-        """Starts the first stretch, after the first optimizer step."""
-        self.plan = self.site.plan()
-        self._follow(self.plan != "eager")
-        self.start = clock()
-
-    def next(self) -> None:
-        """An optimizer has made a step: ends this stretch and starts the next."""
-        if self.engine.site is not (self.site if self.followed else None):
-            return  # inside a region that the script itself opened
-        if self.followed:
-            self.engine.boundary("optimizer step", user_line())
-            self.site.finished(self.plan, clock() - self.start, self.engine.endings, self.engine.replayed)
-        else:
-            self.site.finished(self.plan, clock() - self.start, [], False)
-        self.begin()
-
-    def stop(self, *, failed: bool) -> None:
-        """The script is over."""
-        if not self.followed:
-            return
-        self.engine.mode.__exit__(None, None, None)
-        self.followed = False
-        if failed:
-            self.engine.abort()
-        else:
-            self.engine.leave("end of the script", user_line())
-
-    def _follow(self, wanted: bool) -> None:
-        if wanted:
-            self.engine.enter(self.site)
-        if wanted and not self.followed:
-            self.engine.mode.__enter__()
-        if not wanted and self.followed:
-            self.engine.leave("optimizer step", "")
-            self.engine.mode.__exit__(None, None, None)
-        self.followed = wanted
+            stretch.next("optimizer step")

@@ -53,6 +53,7 @@ class Mode(TorchDispatchMode):
         self.engine = engine
         self.intercept = native.intercept
         self.miss = native.MISS
+        self.everything = True
         self.match = engine.session.match
 
     @classmethod
@@ -60,11 +61,11 @@ class Mode(TorchDispatchMode):
         return False  # torch would wrap the handler below in 3 us of its own; nothing here is ever traced
 
     def __enter__(self) -> Mode:
-        self.intercept(self)
+        self.intercept(self, self.everything)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.intercept(None)
+        self.intercept(None, True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         engine = self.engine

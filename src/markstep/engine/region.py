@@ -56,6 +56,7 @@ class Region:
             self.skipped, self.result = self.site.replayer.run(self.engine, *self.call)
         if self.plan != "eager" and not self.skipped:
             self.engine.enter(self.site)
+            self.engine.mode.everything = True
             self.engine.mode.__enter__()
         return self
 

@@ -8,12 +8,14 @@ order.
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from markstep.engine import threads
 from markstep.engine.sources import user_line
 
+_KEY: Any = torch._C._parse_dispatch_key("Fake")  # where calls are intercepted
 _original = torch._C.default_generator
 _library = torch.library.Library("markstep", "DEF")
 _library.define("get_rng_state() -> Tensor")
@@ -39,14 +41,18 @@ class DefaultGenerator(torch.Generator):
 
     def get_state(self) -> torch.Tensor:
         """See `torch.Generator.get_state`; inside a step it is a call of the program."""
-        return super().get_state() if threads.active() is None else get_rng_state()
+        if threads.active() is None:
+            return super().get_state()
+        with _seen():
+            return get_rng_state()
 
     def set_state(self, new_state: torch.Tensor) -> torch.Generator:
         """See `torch.Generator.set_state`; inside a step it is a call of the program."""
         if threads.active() is None:
             super().set_state(new_state)
         else:
-            set_rng_state(new_state)
+            with _seen():
+                set_rng_state(new_state)
         return self
 
     def manual_seed(self, seed: int) -> torch.Generator:
@@ -69,6 +75,11 @@ class DefaultGenerator(torch.Generator):
         """See `torch.Generator.clone_state`; draws that are pending come first."""
         _flush("torch.Generator.clone_state")
         return super().clone_state()
+
+
+def _seen() -> torch._C._IncludeDispatchKeyGuard:
+    """Inside, calls come to the engine also where it follows only the xla device."""
+    return torch._C._IncludeDispatchKeyGuard(_KEY)
 
 
 def _flush(what: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
+import threading
 from functools import lru_cache
 from types import CodeType, FrameType
 
@@ -30,7 +31,13 @@ def _rank(code: CodeType) -> int:
 
 def user_line() -> str:
     """`file:line` of the innermost frame in the user's own code, with the library line it was called through."""
-    frame: FrameType | None = sys._getframe(1)
+    found = _innermost(sys._getframe(1))
+    if not found:  # a thread of autograd's: the user's line is where backward was called
+        found = _innermost(sys._current_frames().get(threading.main_thread().ident or 0))
+    return found or "unknown line"
+
+
+def _innermost(frame: FrameType | None) -> str:
     library = ""
     while frame is not None:
         rank = _rank(frame.f_code)
@@ -40,7 +47,7 @@ def user_line() -> str:
         if rank == 1 and not library:
             library = f"{_short(frame.f_code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
-    return library or "unknown line"
+    return library
 
 
 @lru_cache(maxsize=4096)

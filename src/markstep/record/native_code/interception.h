@@ -36,6 +36,10 @@ const auto kOthersAbovePython = (c10::DispatchKeySet(c10::DispatchKeySet::FULL) 
                                     .remove(kKey);
 
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (keys.has_backend(c10::BackendComponent::XLABit)) {  // comes again with tensors of the real device
+    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+    return;
+  }
   bool hidden = c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Python);  // code that wants no modes and subclasses
   bool modes = TorchDispatchModeTLS::any_modes_set();
   if (kAbovePython && modes && !hidden) {
@@ -64,9 +68,13 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
 
 TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>()); }
 
-// intercept(mode | None): sends every operator call of this thread to the mode's __torch_dispatch__, or no longer.
-PyObject* mod_intercept(PyObject*, PyObject* mode) {
+// intercept(mode | None, everything): sends operator calls of this thread to the mode's __torch_dispatch__, or no longer: all
+// calls, or only those that tensors of the xla device lead to (xla.h).
+PyObject* mod_intercept(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
+  PyObject* mode;
+  int everything;
+  if (!PyArg_ParseTuple(args, "Op", &mode, &everything)) return nullptr;
   bool on = mode != Py_None;
   std::shared_ptr<c10::SafePyObject> kept;  // none when off: a thread that ends would need Python, which may be gone, to free it
   if (on) {
@@ -74,8 +82,17 @@ PyObject* mod_intercept(PyObject*, PyObject* mode) {
     kept = std::shared_ptr<c10::SafePyObject>(object, (c10::SafePyObject*)object.get());
   }
   at::impl::ThreadLocalPythonObjects::set(kMode, kept);
-  c10::impl::tls_set_dispatch_key_included(kKey, on);
+  c10::impl::tls_set_dispatch_key_included(kKey, on && everything);
   Py_RETURN_NONE;
+  END_HANDLE_TH_ERRORS
+}
+
+// following(): the mode that operator calls of this thread go to, also in a thread of autograd's; or None.
+PyObject* mod_following(PyObject*, PyObject*) {
+  HANDLE_TH_ERRORS
+  using Objects = at::impl::ThreadLocalPythonObjects;
+  auto kept = Objects::contains(kMode) ? Objects::get(kMode) : nullptr;
+  return node_get(kept ? kept->ptr(getPyInterpreter()) : Py_None);
   END_HANDLE_TH_ERRORS
 }
 

@@ -8,12 +8,13 @@
 // Identity of a value: (storage, offset, size, stride, dtype). Slots number the storages of a path in order of first use.
 // Offsets on a storage that exists before the step count from its first use, so batches may be slices of one tensor.
 //
-// Read metadata.h, tree.h, matching.h, session.h, interception.h, in this order.
+// Read metadata.h, tree.h, matching.h, session.h, interception.h, in this order; arena.h, cross_entropy.h, products.h and xla.h stand beside them.
 
 #include "arena.h"
 #include "cross_entropy.h"
 #include "interception.h"
 #include "products.h"
+#include "xla.h"
 
 namespace {
 
@@ -81,7 +82,10 @@ PyMethodDef module_methods[] = {
     {"stand_in", mod_stand_in, METH_O, nullptr}, {"nbytes", mod_nbytes, METH_O, nullptr}, {"take", FAST(mod_take)}, {"setup", mod_setup, METH_VARARGS, nullptr},
     {"arena", mod_arena, METH_O, nullptr}, {"arena_trim", mod_arena_trim, METH_NOARGS, nullptr}, {"arena_bytes", mod_arena_bytes, METH_NOARGS, nullptr},
     {"cross_entropy_", mod_cross_entropy, METH_VARARGS, nullptr}, {"has_onednn_product", mod_has_onednn_product, METH_NOARGS, nullptr},
-    {"onednn_product", FAST(mod_onednn_product)}, {"intercept", mod_intercept, METH_O, nullptr}, {nullptr, nullptr, 0, nullptr}};
+    {"onednn_product", FAST(mod_onednn_product)}, {"intercept", mod_intercept, METH_VARARGS, nullptr},
+    {"following", mod_following, METH_NOARGS, nullptr}, {"xla_register", xla::mod_register, METH_VARARGS, nullptr}, {"xla_start_backward", xla::mod_start_backward, METH_NOARGS, nullptr}, {"xla_to_real", xla::mod_to_real, METH_O, nullptr},
+    {"xla_from_real", xla::mod_from_real, METH_O, nullptr}, {"xla_counts", xla::mod_counts, METH_NOARGS, nullptr},
+    {"xla_clear_counts", xla::mod_clear_counts, METH_NOARGS, nullptr}, {nullptr, nullptr, 0, nullptr}};
 PyModuleDef module_def = {PyModuleDef_HEAD_INIT, "_native", nullptr, -1, module_methods};
 
 }  // namespace
