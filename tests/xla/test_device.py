@@ -198,3 +198,15 @@ def test_real_tensors_share_memory() -> None:
     b = torch.zeros(2)
     device.from_real(b).add_(1)
     assert b.tolist() == [1, 1]
+
+
+def test_writes_to_the_real_tensor_come_after_pending_reads() -> None:
+    """As a collective that works in place: what was called before it has seen the old values."""
+    x = torch.zeros(2, device="xla")
+    for i in range(8):
+        doubled = x * 2
+        device.to_real(x).add_(1)
+        later = x * 2
+        device.barrier("mark_step")
+        assert doubled.tolist() == [2 * i] * 2 and later.tolist() == [2 * i + 2] * 2
+    assert markstep.explain().compiled_steps

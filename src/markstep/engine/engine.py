@@ -351,6 +351,11 @@ class Engine:
         if pending:
             self.boundary(reason, user_line())
 
+    def before_sharing(self, tensor: torch.Tensor, reason: str) -> None:
+        """Code outside the dispatcher may read or write a tensor: ends the program if any call of it uses the tensor's memory."""
+        if self.session.length and (self.session.lookup(tensor) >= 0 or self.native.is_pending(tensor)):
+            self.boundary(reason, user_line())
+
     def _cut(self, what: str) -> None:
         if self.session.length:
             self.boundary(what, user_line())

@@ -108,7 +108,7 @@ def real_device() -> torch.device:
 
 
 def to_real(tensor: Tensor) -> Tensor:
-    """The tensor of the real device that shares memory with an xla tensor; it has its value.
+    """The tensor of the real device that shares memory with an xla tensor; it has its value, and may be written to.
 
     Raises:
         TypeError: the tensor is not on the xla device.
@@ -117,7 +117,7 @@ def to_real(tensor: Tensor) -> Tensor:
     real: Tensor = _native.xla_to_real(tensor)
     engine = threads.active()
     if engine is not None:
-        engine.before_reading(real, "the tensor of the real device")
+        engine.before_sharing(real, "the tensor of the real device")
     return real
 
 

@@ -12,6 +12,8 @@
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/_embedding_bag_backward_native.h>
+#include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/linear_native.h>
 #include <ATen/ops/reshape.h>
 #include <ATen/ops/scalar_tensor.h>
@@ -218,12 +220,22 @@ bool view_by_copy(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   return true;
 }
 
+// XLA takes class numbers in a floating dtype.
+void class_numbers(const c10::OperatorHandle& op, torch::jit::Stack* stack, size_t base) {
+  if (op.operator_name().name.rfind("aten::nll_loss", 0) != 0) return;
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); i++)
+    if (arguments[i].name() == "target" && (*stack)[base + i].toTensor().is_floating_point())
+      (*stack)[base + i] = (*stack)[base + i].toTensor().to(at::kLong);
+}
+
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t n = schema.arguments().size(), base = stack->size() - n;
   count(op);
   at::AutoDispatchBelowADInplaceOrView below;
   if (view_by_copy(op, stack)) return;
+  class_numbers(op, stack, base);
   auto mode = following();
   Moved moved;
   const bool everything = c10::impl::tls_is_dispatch_key_included(kKey);  // the CPU's calls are followed, too
@@ -272,6 +284,18 @@ at::Tensor attention(const at::Tensor& query, const at::Tensor& key, const at::T
     return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout, causal, added, scale));
   }
   return at::native::scaled_dot_product_attention(query, key, value, mask, dropout, causal, scale, grouped);
+}
+
+// Gradients of embeddings are dense on this device, whatever `sparse` says, as in torch_xla.
+at::Tensor embedding_backward(const at::Tensor& grad, const at::Tensor& indices, c10::SymInt count, c10::SymInt padding, bool by_frequency, bool) {
+  return at::embedding_dense_backward_symint(grad, indices, std::move(count), std::move(padding), by_frequency);
+}
+
+at::Tensor embedding_bag_backward(const at::Tensor& grad, const at::Tensor& indices, const at::Tensor& offsets, const at::Tensor& offset2bag,
+                                  const at::Tensor& bag_size, const at::Tensor& maximum, c10::SymInt count, bool by_frequency, int64_t mode,
+                                  bool, const std::optional<at::Tensor>& weights, int64_t padding) {
+  return at::native::_embedding_bag_backward_symint(grad, indices, offsets, offset2bag, bag_size, maximum, std::move(count), by_frequency, mode,
+                                                    false, weights, padding);
 }
 
 // ---------------------------------------------------------------- autocast
@@ -366,15 +390,18 @@ PyObject* mod_register(PyObject*, PyObject* args) {
   auto& aten = library("aten", c10::DispatchKey::XLA);
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
-    if (name.name.rfind("aten::", 0) != 0) continue;
+    if (name.name.rfind("aten::", 0) != 0 || name.name == "aten::_embedding_bag_backward") continue;
     auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema() || op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     aten.impl(full_name(name).substr(6).c_str(), torch::CppFunction::makeFromBoxedFunction<&on_operator>());
   }
+  aten.impl("_embedding_bag_backward", TORCH_FN(embedding_bag_backward));
   library("_", c10::DispatchKey::XLA).fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>());
   for (auto key : {c10::DispatchKey::XLA, c10::DispatchKey::AutogradXLA}) {
     auto& own = library("aten", key);
     own.impl("linear", TORCH_FN(linear));
+    own.impl("embedding_backward", TORCH_FN(embedding_backward));
+
     own.impl("scaled_dot_product_attention", TORCH_FN(attention));
   }
   library("_", c10::DispatchKey::AutocastXLA).fallback(torch::CppFunction::makeFallthrough());
