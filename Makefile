@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.setup-done
 
-.PHONY: help setup demo test check bench fuzz matrix lock clean
+.PHONY: help setup demo test check bench fuzz upstream matrix lock clean
 .DEFAULT_GOAL := help
 
 help:
@@ -45,6 +45,9 @@ bench: setup ## run a benchmark suite: make bench SUITE=quick
 
 fuzz: setup ## compare generated training steps with eager PyTorch: make fuzz N=10000
 	@FUZZ_EXAMPLES=$(or $(N),10000) $(BIN)/python -m pytest tests/fuzz -q
+
+upstream: setup ## run torch_xla's own tests from a checkout: make upstream TORCH_XLA=path/to/xla
+	@$(BIN)/python tools/upstream.py $(if $(TORCH_XLA),"$(TORCH_XLA)")
 
 matrix: setup ## run the tests with the oldest, the locked and the newest PyTorch (downloads gigabytes)
 	@PYTHON=$(PYTHON) tools/matrix.sh

@@ -232,6 +232,11 @@ void class_numbers(const c10::OperatorHandle& op, torch::jit::Stack* stack, size
 void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t n = schema.arguments().size(), base = stack->size() - n;
+  auto is_meta = [](const c10::IValue& v) { return v.isTensor() && v.toTensor().defined() && v.toTensor().device().is_meta(); };
+  if (std::any_of(stack->begin() + (long)base, stack->end(), is_meta)) {  // the inside of a fake tensor
+    op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
+    return;
+  }
   count(op);
   at::AutoDispatchBelowADInplaceOrView below;
   if (view_by_copy(op, stack)) return;

@@ -1,0 +1,6 @@
+"""`torch_xla.core.dynamo_bridge`: what torch.compile's backend asks for."""
+
+from markstep.xla.dynamo import extract_compiled_graph
+from markstep.xla.legacy import alias_with_buffer_donor_config
+
+__all__ = ["alias_with_buffer_donor_config", "extract_compiled_graph"]

@@ -1,0 +1,121 @@
+"""`torch_xla.core.xla_model`: collectives, steps, saving, ranks."""
+
+from markstep.xla.closures import add_step_closure
+from markstep.xla.closures import run_step_closures as _run_step_closures
+from markstep.xla.collectives import (
+    REDUCE_AND,
+    REDUCE_MAX,
+    REDUCE_MIN,
+    REDUCE_MUL,
+    REDUCE_OR,
+    REDUCE_SUM,
+    all_gather,
+    all_gather_bucketized,
+    all_reduce,
+    all_to_all,
+    broadcast_master_param,
+    collective_broadcast,
+    collective_permute,
+    mesh_reduce,
+    reduce_scatter,
+    reduce_scatter_bucketized,
+    rendezvous,
+    xla_rendezvous,
+)
+from markstep.xla.model import (
+    MemoryInfo,
+    RateTracker,
+    check_view_sharing,
+    do_on_ordinals,
+    get_local_ordinal,
+    get_memory_info,
+    get_ordinal,
+    get_xla_supported_devices,
+    is_master_ordinal,
+    master_print,
+    optimization_barrier_,
+    parse_xla_device,
+    save,
+    set_replication,
+    unlazy,
+    wait_device_ops,
+    xla_device,
+    xla_device_hw,
+    xla_device_kind,
+    xla_real_devices,
+    xla_replication_devices,
+    xrt_world_size,
+)
+from markstep.xla.notices import unsupported
+from markstep.xla.optimizer import all_reduce_bucketized_gradients, optimizer_step, reduce_gradients
+from markstep.xla.optimizer import fetch_gradients as _fetch_gradients
+from markstep.xla.rng import fork_rng, get_rng_state, set_rng_state
+from markstep.xla.steps import mark_step
+from markstep.xla.structures import ToXlaTensorArena, is_xla_tensor, send_cpu_data_to_device
+from markstep.xla.structures import to_cpu as _maybe_convert_to_cpu
+
+send = unsupported("xm.send", "use xm.collective_permute")
+recv = unsupported("xm.recv", "use xm.collective_permute")
+get_stablehlo = unsupported("xm.get_stablehlo", "use torch.export; markstep.explain() lists what is compiled")
+get_stablehlo_bytecode = unsupported("xm.get_stablehlo_bytecode", "use torch.export")
+
+__all__ = [
+    "MemoryInfo",
+    "REDUCE_AND",
+    "REDUCE_MAX",
+    "REDUCE_MIN",
+    "REDUCE_MUL",
+    "REDUCE_OR",
+    "REDUCE_SUM",
+    "RateTracker",
+    "ToXlaTensorArena",
+    "_fetch_gradients",
+    "_maybe_convert_to_cpu",
+    "_run_step_closures",
+    "add_step_closure",
+    "all_gather",
+    "all_gather_bucketized",
+    "all_reduce",
+    "all_reduce_bucketized_gradients",
+    "all_to_all",
+    "broadcast_master_param",
+    "check_view_sharing",
+    "collective_broadcast",
+    "collective_permute",
+    "do_on_ordinals",
+    "fork_rng",
+    "get_local_ordinal",
+    "get_memory_info",
+    "get_ordinal",
+    "get_rng_state",
+    "get_stablehlo",
+    "get_stablehlo_bytecode",
+    "get_xla_supported_devices",
+    "is_master_ordinal",
+    "is_xla_tensor",
+    "mark_step",
+    "master_print",
+    "mesh_reduce",
+    "optimization_barrier_",
+    "optimizer_step",
+    "parse_xla_device",
+    "recv",
+    "reduce_gradients",
+    "reduce_scatter",
+    "reduce_scatter_bucketized",
+    "rendezvous",
+    "save",
+    "send",
+    "send_cpu_data_to_device",
+    "set_replication",
+    "set_rng_state",
+    "unlazy",
+    "wait_device_ops",
+    "xla_device",
+    "xla_device_hw",
+    "xla_device_kind",
+    "xla_real_devices",
+    "xla_rendezvous",
+    "xla_replication_devices",
+    "xrt_world_size",
+]

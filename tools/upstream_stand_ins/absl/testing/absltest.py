@@ -1,0 +1,5 @@
+"""Tests on top of unittest."""
+
+from unittest import TestCase, main
+
+__all__ = ["TestCase", "main"]

@@ -1,0 +1,1 @@
+"""No data sets: the scripts run with --fake_data."""

@@ -1,0 +1,1 @@
+"""No transforms: the scripts run with --fake_data."""
