@@ -25,6 +25,15 @@ NAMES = (
     "torch.Tensor._make_subclass",
     "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
     "torch._VF",
+    "torch._C._IncludeDispatchKeyGuard",
+    # xla
+    "torch._register_device_module",
+    "torch._C._nn._parse_to",
+    "torch._neg_view",
+    "torch._C._distributed_c10d._create_work_from_future",
+    "torch._C._profiler._ExperimentalConfig",
+    "torch.distributed.distributed_c10d._get_default_store",
+    "torch.utils._foreach_utils",
     # codegen
     "torch._subclasses.fake_tensor.FakeTensorMode",
     "torch.fx.experimental.proxy_tensor.make_fx",

@@ -56,6 +56,8 @@ def test_replayed(script: str) -> None:
     replayed = run(script, MARKSTEP_BACKEND="interpreter", MARKSTEP_RNG="torch")
     assert replayed.losses == eager.losses
     assert eager.replayed_steps == 0 < replayed.replayed_steps
+    if script == "checkpoint_resume.py":
+        assert len(set(replayed.losses)) == 1  # without the interruption, with it, and the final loss
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from markstep.record.program import Program
 log = logging.getLogger("markstep")
 _lock = threading.Lock()
 _child: subprocess.Popen[bytes] | None = None
+_exiting = False  # the interpreter ends: what is still being compiled has no use
 _scratch: str | None = None  # where the child works, if it cannot be below the cache directory
 
 
@@ -69,6 +70,8 @@ class Job:
             executable, why = self._obtain()
         except Exception as error:
             self.failed = True
+            if _exiting:
+                return
             text = str(error).strip().splitlines()
             reason = text[0] if text else type(error).__name__
             self.figures.state = f"eager, because it does not compile: {reason}"
@@ -169,7 +172,7 @@ def _start(cache_dir: Path) -> subprocess.Popen[bytes]:
         )  # fmt: skip
     finally:
         os.close(log_file)
-    atexit.register(stop)
+    atexit.register(_stop_at_exit)
     return child
 
 
@@ -189,6 +192,12 @@ def stop() -> None:
     if _child is not None:
         _end(_child)
     _child = None
+
+
+def _stop_at_exit() -> None:
+    global _exiting
+    _exiting = True
+    stop()
 
 
 def _end(child: subprocess.Popen[bytes]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 import torch
@@ -17,7 +18,8 @@ class autocast(torch.amp.autocast_mode.autocast):  # noqa: N801
     Args:
         device: the xla device, or a name of it; may be left out, as before torch_xla 2.0.
         enabled: False changes nothing.
-        dtype: by default bf16; fp16 where the hardware is called "CUDA", as in torch_xla up to 2.8.
+        dtype: by default bf16; fp16 where the hardware is called "CUDA", as in torch_xla up to 2.8. Where it is called "TPU" or
+            "NEURON", fp16 gives a warning and changes nothing: they compute in bf16.
         cache_enabled: keep casts of parameters.
     """
 
@@ -33,6 +35,11 @@ class autocast(torch.amp.autocast_mode.autocast):  # noqa: N801
         if device is not None and torch.device(device).type != "xla":
             raise ValueError(f"device={device}: torch_xla.amp.autocast is for the xla device; use torch.autocast for others")
         chosen = dtype or (torch.float16 if xla.hardware() in ("CUDA", "GPU") else torch.bfloat16)
+        if enabled and chosen == torch.float16 and xla.hardware() in ("TPU", "NEURON"):
+            warnings.warn(
+                f"autocast to float16 is left off: {xla.hardware()} has no float16; use dtype=torch.bfloat16", stacklevel=2
+            )
+            enabled = False
         super().__init__("xla", dtype=chosen, enabled=enabled, cache_enabled=cache_enabled)
 
 

@@ -79,13 +79,10 @@ class AsyncClosureHandler(ClosureHandler):
                 self._waiting.task_done()
 
 
-class _Pending(threading.local):
-    def __init__(self) -> None:
-        self.now: list[Closure] = []
-        self.later: list[Closure] = []
-
-
-_pending = _Pending()
+# Of the device, not of a thread: a checkpointed forward runs again in a thread of autograd's.
+_now: list[Closure] = []
+_later: list[Closure] = []
+_adding = threading.Lock()
 _handler = AsyncClosureHandler()
 
 
@@ -98,7 +95,8 @@ def add_step_closure(closure: Callable[..., Any], args: tuple[Any, ...] = (), ru
         run_async: run it in a thread of its own, while the next step goes on. An error in it is raised at the end of the
             next step that has such closures.
     """
-    (_pending.later if run_async else _pending.now).append(lambda: closure(*args))
+    with _adding:
+        (_later if run_async else _now).append(lambda: closure(*args))
 
 
 def run_step_closures() -> None:
@@ -107,8 +105,9 @@ def run_step_closures() -> None:
     Raises:
         RuntimeError: an asynchronous closure of an earlier step failed.
     """
-    later, _pending.later = _pending.later, []
-    now, _pending.now = _pending.now, []
+    global _now, _later
+    with _adding:
+        now, later, _now, _later = _now, _later, [], []
     _handler.run_all(later)
     for closure in now:
         closure()

@@ -25,6 +25,7 @@ def gradient_accumulation(
 
     Raises:
         ValueError: there are no tensors, or they differ in length, or are empty.
+        AssertionError: `train_step` writes to a tensor that it was given.
     """
     if not iterable_tensors:
         raise ValueError("iterable_tensors cannot be empty")
@@ -39,7 +40,10 @@ def gradient_accumulation(
     total: torch.Tensor | None = None
     carried: tuple[Any, ...] = carried_tensors
     for i in range(count):
+        given = [(t, t._version) for t in (*iterable_tensors, *carried) if isinstance(t, torch.Tensor)]
         result = train_step(*(t[i] for t in iterable_tensors), *carried)
+        if any(t._version != version for t, version in given):
+            raise AssertionError("train_step writes to a tensor that it was given: compute a new one and return it")
         loss, *new = result if isinstance(result, tuple) else (result,)
         if len(new) != len(carried):
             raise ValueError(f"train_step gave {len(new)} carried tensors, but there are {len(carried)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from markstep.xla import collectives, legacy, notices, runtime
+from markstep.xla import collectives, legacy, notices, processes, runtime, spawn as spawning
 
 F = TypeVar("F", bound=Callable[..., Any])
 

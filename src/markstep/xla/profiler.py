@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from markstep.xla import model, steps
+from markstep.xla import model, scopes, steps
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,6 +38,8 @@ def get_tracer_marked_step() -> bool:
 class Trace:
     """A `with` block that shows in traces under a name.
 
+    The step may not end inside it, `torch_xla.sync()` says.
+
     Args:
         name: the name.
         **kwargs: shown with it.
@@ -50,9 +52,11 @@ class Trace:
     def __enter__(self) -> Trace:
         self._record = torch.profiler.record_function(self.scope)
         self._record.__enter__()
+        scopes.enter(self.name)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        scopes.leave()
         self._record.__exit__(kind, error, trace)
 
 

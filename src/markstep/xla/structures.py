@@ -25,17 +25,17 @@ class DataWrapper(ABC):
 
 
 def for_each_instance(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], object]) -> None:
-    """Calls `fn` on everything inside `value` that `select_fn` chooses; containers and objects are entered once."""
-    _visit(value, select_fn, fn, set())
+    """Calls `fn` once on every object inside `value` that `select_fn` chooses, however often it is there."""
+    _visit(value, select_fn, fn, {})
 
 
-def _visit(value: Any, select: Callable[[Any], bool], fn: Callable[[Any], object], seen: set[int]) -> None:
+def _visit(value: Any, select: Callable[[Any], bool], fn: Callable[[Any], object], seen: dict[int, Any]) -> None:
     if id(value) in seen:
         return
+    seen[id(value)] = value  # kept alive: its id belongs to no other object
     if select(value):
         fn(value)
         return
-    seen.add(id(value))
     if isinstance(value, dict):
         for key, item in value.items():
             _visit(key, select, fn, seen)
@@ -54,7 +54,8 @@ def _visit(value: Any, select: Callable[[Any], bool], fn: Callable[[Any], object
 def for_each_instance_rewrite(value: Any, select_fn: Callable[[Any], bool], fn: Callable[[Any], Any]) -> Any:
     """`value` with everything that `select_fn` chooses replaced by `fn` of it.
 
-    Containers are rebuilt and keep their types; other objects are changed in place.
+    Containers are rebuilt and keep their types; other objects are changed in place. `fn` is called once for each object,
+    however often it is there.
     """
     return _Rewrite(select_fn, fn).of(value)
 
@@ -67,10 +68,8 @@ class _Rewrite:
     def of(self, value: Any) -> Any:
         if id(value) in self.done:
             return self.done[id(value)][1]
-        if self.select(value):
-            return self.fn(value)
         self.done[id(value)] = (value, value)  # for cycles
-        result = self._rebuild(value)
+        result = self.fn(value) if self.select(value) else self._rebuild(value)
         self.done[id(value)] = (value, result)
         return result
 
@@ -190,14 +189,14 @@ def _download(t: torch.Tensor, storages: dict[tuple[int, int], torch.UntypedStor
 def send_cpu_data_to_device(datas: Any, device: str | torch.device, input_sharding: Any = None) -> Any:
     """Copies of nested data whose CPU tensors lie on the xla device; container types are kept.
 
-    A list of batches gives a list of batches. `DataWrapper` objects are unpacked.
+    A list of batches gives a list of batches, and a tensor a list with the one tensor. `DataWrapper` objects are unpacked.
 
     Raises:
         NotImplementedError: `input_sharding` is given.
     """
     if input_sharding is not None:
         raise NotImplementedError("input_sharding needs XLA itself: give each process its part with a DistributedSampler")
-    return ToXlaTensorArena(upload, _on_cpu).transform(datas)
+    return ToXlaTensorArena(upload, _on_cpu).transform([datas] if isinstance(datas, torch.Tensor) else datas)
 
 
 def _on_cpu(value: Any) -> bool:

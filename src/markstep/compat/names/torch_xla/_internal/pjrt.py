@@ -1,5 +1,5 @@
 """`torch_xla._internal.pjrt`: starting processes."""
 
-from markstep.xla.spawn import spawn
+from markstep.xla.legacy_pjrt import spawn
 
 __all__ = ["spawn"]
