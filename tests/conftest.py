@@ -12,6 +12,7 @@ for _name in [name for name in os.environ if name.startswith("MARKSTEP") and nam
     del os.environ[_name]
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ["USE_TORCH_XLA"] = "0"  # once the tests of the xla device have made torch_xla importable
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

@@ -77,9 +77,9 @@ def main() -> None:
         second.load(path)
         while second.step < STEPS:
             resumed = second.advance().item()
-    for (name, a), b in zip(first.model.state_dict().items(), second.model.state_dict().values(), strict=True):
-        # A step may run compiled in one of them and call by call in the other, which rounds differently.
-        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-4, atol=1e-5, msg=lambda text: f"{name} after resuming: {text}")
+    states = ({name: t.cpu() for name, t in run.model.state_dict().items()} for run in (first, second))
+    # A step may run compiled in one of them and call by call in the other, which rounds differently.
+    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
     print(f"uninterrupted loss {uninterrupted:.6f}, resumed loss {resumed:.6f}")
     print(f"final loss: {resumed:.6f}")
 
