@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from markstep.xla import closures, steps
 
@@ -56,3 +57,16 @@ def test_an_asynchronous_error_is_raised_at_the_next_asynchronous_closure() -> N
     handler.run(lambda: ran.append(2))
     handler._waiting.join()
     assert ran == [2]
+
+
+def test_closures_of_a_forward_that_runs_again_in_backward() -> None:
+    seen = []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        closures.add_step_closure(seen.append, args=(threading.get_ident(),))
+        return x.sin().exp()
+
+    x = torch.ones(2, device="xla", requires_grad=True)
+    checkpoint(forward, x, use_reentrant=True).sum().backward()
+    steps.sync()
+    assert len(seen) == 2

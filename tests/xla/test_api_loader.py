@@ -63,3 +63,19 @@ def test_the_batch_is_a_copy() -> None:
     data = torch.zeros(2)
     structures.send_cpu_data_to_device([data], XLA)[0].add_(1)
     assert data.tolist() == [0, 0]
+
+
+def test_a_tensor_alone_is_sent_as_a_list() -> None:
+    (sent,) = structures.send_cpu_data_to_device(torch.ones(2), XLA)
+    assert sent.device == XLA and sent.tolist() == [1, 1]
+
+
+def test_every_object_is_visited_once() -> None:
+    shared = ["a", 7]
+    data = {"a": shared, "b": (shared, 7)}
+    data["again"] = data
+    seen, replaced = [], []
+    structures.for_each_instance(data, lambda v: isinstance(v, str | int), seen.append)
+    new = structures.for_each_instance_rewrite(data, lambda v: isinstance(v, str | int), lambda v: (replaced.append(v), v)[1])
+    assert seen == replaced == ["a", 7, "b", "again"]
+    assert new["a"] == ["a", 7] and new["b"][0] is new["a"]

@@ -16,6 +16,9 @@ expose_torch_xla()
 import torch_xla  # noqa: E402
 import torch_xla.core.xla_model as xm  # noqa: E402
 import torch_xla.runtime as xr  # noqa: E402
+from torch_xla.experimental import custom_kernel  # noqa: E402
+
+from markstep.xla import env  # noqa: E402
 
 FILES = sorted((names_folder() / "torch_xla").rglob("*.py"))
 
@@ -43,7 +46,6 @@ def test_package_metadata_is_found() -> None:
         (xm.xla_device, "2.8", torch.device("xla:0")),
         (lambda: xm.parse_xla_device("xla:0"), "2.5", ("xla", 0)),
         (lambda: xm.get_xla_supported_devices("CPU"), "2.3", ["xla:0"]),
-        (xr.using_pjrt, "2.2", True),
         (lambda: importlib.import_module("torch_xla.experimental.pjrt").world_size(), "2.1", 1),
     ],
 )
@@ -78,3 +80,60 @@ def test_hardware_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARKSTEP_XLA_HARDWARE", "TPU")
     assert xm.xla_device_hw("xla:0") == xr.device_type() == "TPU"
     assert xm.xla_real_devices() == ["TPU:0"]
+
+
+def test_products_over_any_dimensions() -> None:
+    a, b = torch.randn(2, 3, 4), torch.randn(2, 4, 5)
+    x, y = a.to("xla"), b.to("xla")
+    torch.testing.assert_close(torch_xla._XLAC._xla_dot_general(x, y, (([2], [1]), ([0], [0]))).cpu(), a @ b)
+    torch.testing.assert_close(
+        torch_xla._XLAC._xla_dot_general(x, y, (([0, 2], [0, 1]), ())).cpu(), torch.einsum("bij,bjk->ik", a, b)
+    )
+    assert torch_xla._XLAC._get_xla_tensor_shape_type(x) == "f32"
+    assert torch_xla._XLAC._get_xla_tensor_dimension_size(x, 1).item() == 3
+
+
+@pytest.mark.parametrize("length", [4, 9])
+def test_repeating_to_a_length(length: int) -> None:
+    x, repeats = torch.arange(4, device="xla"), torch.tensor([2, 0, 3, 1], device="xla")
+    got = custom_kernel.repeat_with_fixed_output_size(x, repeats, length)
+    assert got.tolist() == [0, 0, 2, 2, 2, 3, 3, 3, 3][:length]
+
+
+@pytest.mark.parametrize("name", ["XLA_USE_BF16", "XLA_DOWNCAST_BF16"])
+def test_variables_for_types_are_ignored_aloud(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.warns(UserWarning, match=f"{name} is ignored"):
+        env.warn_of_types()
+
+
+@pytest.mark.parametrize(("name", "release"), [("using_pjrt", "2.5"), ("xla_device", "2.8")])
+def test_gone_names_work_and_name_the_release(name: str, release: str) -> None:
+    with pytest.warns(DeprecationWarning, match=f"is gone since torch_xla {release}: use "):
+        assert getattr(xr, name)()
+
+
+def test_run_multiprocess_gives_results_by_ordinal() -> None:
+    from torch_xla._internal import pjrt
+
+    assert pjrt.run_multiprocess(divmod, 7, 3) == {0: (2, 1)}
+
+
+def test_nms() -> None:
+    from torch_xla.core.functions import nms
+
+    boxes = torch.tensor([[0, 0, 2, 2], [0, 0, 2, 1.9], [5, 5, 6, 6], [0, 0, 2, 2.1], [9, 9, 8, 8]], device="xla")
+    scores = torch.tensor([0.8, 0.9, 0.7, 0.6, 0.1], device="xla")
+    chosen, count = nms(boxes, scores, 0.5, 0.5, 4)
+    assert chosen.tolist() == [1, 2, 0, 0]
+    assert count.item() == 2
+
+
+def test_patched_linear_has_the_gradients_of_linear() -> None:
+    from torch_xla.distributed.fsdp.utils import XLAPatchedLinear
+
+    tensors = [torch.randn(s, device="xla", requires_grad=True) for s in ((4, 5, 3), (2, 3), (2,))]
+    expected = torch.autograd.grad(torch.nn.functional.linear(*tensors).square().sum(), tensors)
+    found = torch.autograd.grad(XLAPatchedLinear.apply(*tensors).square().sum(), tensors)
+    for a, b in zip(expected, found, strict=True):
+        torch.testing.assert_close(a.cpu(), b.cpu())

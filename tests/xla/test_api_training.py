@@ -7,7 +7,19 @@ import os
 import pytest
 import torch
 
-from markstep.xla import amp, control_flow, model, optimizer, rng, serialization, spawn, steps, syncfree, training_compiler
+from markstep.xla import (
+    amp,
+    control_flow,
+    model,
+    optimizer,
+    profiler,
+    rng,
+    serialization,
+    spawn,
+    steps,
+    syncfree,
+    training_compiler,
+)
 
 
 def test_save_keeps_ties_and_loads_without_the_device(tmp_path) -> None:
@@ -148,3 +160,29 @@ def test_settings_of_sagemaker(enabled: bool, monkeypatch, tmp_path, caplog) -> 
     assert "Found configuration for Training Compiler" in caplog.text
     assert ("Configuring SM Training Compiler..." in caplog.text) is enabled
     assert os.environ.get("XLA_METRICS_FILE") == (str(tmp_path / "compiler" / "XLA_METRICS_FILE.txt") if enabled else None)
+
+
+def test_gradient_accumulation_refuses_a_step_that_writes_to_what_it_is_given() -> None:
+    def train_step(batch: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        n += 1
+        return batch.sum(), n
+
+    x = torch.ones(2, 2, device="xla", requires_grad=True)
+    with pytest.raises(AssertionError, match="writes to a tensor that it was given"):
+        control_flow.gradient_accumulation(train_step, (x,), torch.nn.Linear(1, 1), torch.tensor(0, device="xla"))
+
+
+def test_autocast_to_a_type_that_the_hardware_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARKSTEP_XLA_HARDWARE", "TPU")
+    with pytest.warns(UserWarning, match="TPU has no float16"), amp.autocast("xla", dtype=torch.float16):
+        assert not torch.is_autocast_enabled("xla")
+
+
+def test_a_step_does_not_end_inside_a_trace() -> None:
+    with profiler.Trace("forward"), pytest.raises(RuntimeError, match=r"scope to be empty but it is forward\.1"):
+        steps.sync()
+    with profiler.Trace("forward"):
+        steps.sync(reset_scope=False)
+    with profiler.StepTrace("step"):
+        torch.ones(2, device="xla")
+    steps.sync()

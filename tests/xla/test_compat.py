@@ -33,6 +33,8 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "torch_xla.experimental.pjrt.rendezvous": lambda: ("here",),
     "torch_xla.experimental.pjrt.requires_pjrt": lambda: (len,),
     "torch_xla.experimental.pjrt.set_device_type": lambda: ("CPU",),
+    "torch_xla.experimental.pjrt.spawn": lambda: (abs,),
+    "torch_xla.experimental.pjrt.spawn_threads": lambda: (abs,),
     "torch_xla.runtime.requires_pjrt": lambda: (len,),
 }
 

@@ -272,3 +272,33 @@ def test_compiled(make: Callable[[str], tuple[Step, nn.Module]], monkeypatch: py
 def _without_dropout(made: tuple[Step, nn.Module]) -> tuple[Step, nn.Module]:
     made[1].eval()
     return made
+
+
+def test_data_parallel_with_a_smaller_last_batch() -> None:
+    """Gradients are views of DDP's buckets; the smaller batch is met while backward runs in a thread of autograd's."""
+    from torch import distributed as dist
+
+    from markstep.compat.exposing import expose_torch_xla
+
+    expose_torch_xla()
+    import torch_xla.distributed.xla_backend  # noqa: F401
+
+    def make(where: str) -> tuple[Step, nn.Module]:
+        net: Any = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).to(where)
+        wrapped = nn.parallel.DistributedDataParallel(net, gradient_as_bucket_view=True) if where == "xla" else net
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+        def step(i: int) -> Tensor:
+            optimizer.zero_grad()
+            loss = wrapped(torch.full((2 if i == 10 else 5, 3), 0.1 * i).to(where)).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return step, net
+
+    dist.init_process_group("xla", init_method="xla://")
+    try:
+        compare(make)
+    finally:
+        dist.destroy_process_group()

@@ -93,10 +93,18 @@ ENTRIES: tuple[Entry, ...] = (
         ("works", "1.9", "_xla_get_tensor_id", "number of the memory, the same for views; for accelerate"),
         ("works", "2.1", "_get_xla_tensor_debug_info", "device and shape, no graph"),
         ("works", "2.2", "_xla_runtime_is_initialized", "always True"),
-        ("raises", "1.9", "_get_xla_tensors_hlo _get_xla_tensors_text", "markstep.explain() lists what is compiled"),
+        (
+            "works",
+            "1.9",
+            "_get_xla_tensors_hlo _get_xla_tensors_text",
+            "a value each, no graph: markstep.explain() lists what is compiled",
+        ),
+        ("works", "1.9", "_get_xla_tensor_dimension_size", ""),
+        ("works", "2.1", "_get_xla_tensor_shape_type", ""),
+        ("works", "2.5", "_xla_dot_general", ""),
         ("raises", "1.13", "_get_xla_sharding_spec", "markstep.explain() lists what is compiled"),
         ("raises", "2.3", "_get_buffer_donation _set_buffer_donation", "markstep.explain() lists what is compiled"),
-        ("raises", "2.5", "_set_allow_execution _xla_dot_general", "markstep.explain() lists what is compiled"),
+        ("raises", "2.5", "_set_allow_execution", "markstep.explain() lists what is compiled"),
     ),
     *_module(
         "torch_xla._dynamo",
@@ -105,6 +113,10 @@ ENTRIES: tuple[Entry, ...] = (
     *_module(
         "torch_xla._dynamo.config",
         ("no effect", "2.5", "skip_input_data_check", "there is no such check"),
+    ),
+    *_module(
+        "torch_xla._dynamo.dynamo_backend2",
+        ("raises", "2.4", "dynamo_backend", "use torch_xla.compile or markstep.compile"),
     ),
     *_module(
         "torch_xla._dynamo.dynamo_bridge",
@@ -117,6 +129,10 @@ ENTRIES: tuple[Entry, ...] = (
         ("no effect", "2.5", "alias_with_buffer_donor_config", "programs overwrite what the step overwrites"),
     ),
     *_module(
+        "torch_xla._internal.gpu",
+        ("works", "2.1", "num_local_processes", "torch_xla.runtime.local_process_count"),
+    ),
+    *_module(
         "torch_xla._internal.jax_workarounds",
         (
             "raises",
@@ -126,17 +142,20 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     *_module(
+        "torch_xla._internal.neuron",
+        ("raises", "2.1", "initialize_env num_local_processes", "Markstep runs on CPU and CUDA devices"),
+    ),
+    *_module(
         "torch_xla._internal.pjrt",
+        ("raises", "2.1", "initialize_multiprocess", "use torch_xla.launch or torchrun"),
+        ("works", "2.1", "spawn_threads", "a call in this process, which has one device"),
+        ("works", "2.1", "run_multiprocess", "processes; results are pickled"),
         (
             "works",
             "2.1",
             "spawn",
-            "torch_xla.distributed.xla_multiprocessing.spawn: args is the second argument here, the fourth in torch_xla",
+            "torch_xla.distributed.xla_multiprocessing.spawn with other defaults and order of arguments",
         ),
-    ),
-    *_module(
-        "torch_xla._internal.rendezvous",
-        ("works", "-", "rendezvous", "torch_xla.core.xla_model.rendezvous"),
     ),
     *_module(
         "torch_xla._internal.tpu",
@@ -149,6 +168,14 @@ ENTRIES: tuple[Entry, ...] = (
         ("works", "2.5", "parse_xla_device", ""),
     ),
     *_module(
+        "torch_xla._internal.xpu",
+        ("raises", "2.1", "num_local_processes", "Markstep runs on CPU and CUDA devices"),
+    ),
+    *_module(
+        "torch_xla._patched_functions",
+        ("works", "2.1", "clip_grad_norm_", "torch.nn.utils.clip_grad_norm_"),
+    ),
+    *_module(
         "torch_xla.amp",
         ("works", "1.11", "syncfree", ""),
         ("works", "1.9", "autocast", "bf16, fp16 on CUDA; works on the CPU, too"),
@@ -156,6 +183,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_module(
         "torch_xla.amp.autocast_mode",
+        ("works", "2.4", "custom_bwd custom_fwd", "torch.amp's for the xla device"),
         ("works", "1.9", "autocast", "bf16, fp16 on CUDA; works on the CPU, too"),
     ),
     *_module(
@@ -195,6 +223,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_module(
         "torch_xla.core.functions",
+        ("works", "1.9", "nms", "reads a value, which ends the step"),
         ("works", "1.9", "AllGather AllReduce all_gather all_reduce distributed_mm", ""),
         ("works", "1.10", "AllReduceSumLayer SyncBatchNorm", ""),
     ),
@@ -253,6 +282,8 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_module(
         "torch_xla.core.xla_model",
+        ("raises", "2.3", "CoalescingBuckets", "use xm.all_gather_bucketized or xm.reduce_scatter_bucketized"),
+        ("works", "1.9", "DeviceContext", "the device only"),
         (
             "works",
             "1.9",
@@ -288,7 +319,12 @@ ENTRIES: tuple[Entry, ...] = (
         ("works", "1.9", "_run_step_closures", "private"),
         ("works", "1.9", "_maybe_convert_to_cpu", "private; for transformers and accelerate"),
         ("works", "1.9", "_fetch_gradients", "private; for transformers, accelerate and scripts"),
-        ("works", "1.9", "set_rng_state", "seeds the CPU's numbers, too"),
+        (
+            "works",
+            "1.9",
+            "set_rng_state",
+            "seeds the CPU's numbers, too; a state of that seed that torch.set_rng_state has just restored stays",
+        ),
         ("works", "1.9", "get_rng_state", "the seed: drawing numbers does not change it"),
         ("works", "1.9", "xla_replication_devices", "those of all processes"),
         ("works", "1.10", "reduce_scatter", "not in compiled programs: inputs are computed first; pin_layout has no effect"),
@@ -318,7 +354,13 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_module(
         "torch_xla.debug.metrics",
-        ("works", "1.9", "counter_value metric_data metric_names metrics_report", ""),
+        ("works", "1.9", "counter_value metric_names metrics_report", ""),
+        (
+            "works",
+            "1.9",
+            "metric_data",
+            "LazyTracing, EagerOpExecuteTime and transfers of torch.tensor(..., device='xla') are counted, not timed",
+        ),
         ("works", "2.0", "clear_all clear_counters clear_metrics short_metrics_report", ""),
         ("works", "1.9", "counter_names", "xla::add counts every form of add; counters of XLA's own parts are not there"),
         ("works", "2.4", "executed_fallback_ops", "operators whose result the host reads, such as aten::nonzero"),
@@ -362,6 +404,10 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     *_module(
+        "torch_xla.distributed.fsdp.consolidate_sharded_ckpts",
+        ("raises", "1.12", "main", "use torch.distributed.fsdp, or ZeroRedundancyOptimizer"),
+    ),
+    *_module(
         "torch_xla.distributed.fsdp.state_dict_utils",
         (
             "raises",
@@ -372,6 +418,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_module(
         "torch_xla.distributed.fsdp.utils",
+        ("works", "1.13", "XLAPatchedLinear", ""),
         ("works", "1.12", "checkpoint_module", ""),
         ("no effect", "1.13", "apply_xla_patch_to_nn_linear", "gives the module itself: the patch is for XLA's compiler"),
     ),
@@ -390,9 +437,10 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_module(
         "torch_xla.distributed.parallel_loader",
+        ("works", "1.9", "PerDeviceQueue", "the queues only; ParallelLoader does not use it"),
         ("works", "1.9", "PerDeviceLoader", ""),
         ("works", "1.9", "ParallelLoader", "container types are kept; batchdim has no effect; input_sharding raises"),
-        ("works", "1.9", "MpDeviceLoader", "container types are kept; input_sharding raises"),
+        ("works", "1.9", "MpDeviceLoader", "container types are kept; input_sharding raises; other attributes are the loader's"),
     ),
     *_module(
         "torch_xla.distributed.sm_dist",
@@ -400,6 +448,12 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_module(
         "torch_xla.distributed.spmd",
+        (
+            "raises",
+            "2.4",
+            "_mark_manual_sharding",
+            "start one process for each device and use DistributedDataParallel or torch.distributed.fsdp",
+        ),
         ("works", "2.3", "get_global_mesh", "always None: no mesh can be set"),
         (
             "raises",
@@ -474,6 +528,13 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_module(
         "torch_xla.distributed.spmd.xla_sharding",
+        (
+            "raises",
+            "2.4",
+            "_mark_manual_sharding",
+            "start one process for each device and use DistributedDataParallel or torch.distributed.fsdp",
+        ),
+        ("works", "2.2", "PartitionSpec", "a type"),
         ("works", "2.3", "get_global_mesh", "always None: no mesh can be set"),
         (
             "raises",
@@ -530,7 +591,17 @@ ENTRIES: tuple[Entry, ...] = (
         ),
     ),
     *_module(
+        "torch_xla.distributed.xla_dist",
+        (
+            "raises",
+            "1.9",
+            "DistributedExecutor get_args_parser resolve_and_execute",
+            "start the script on each machine with torchrun",
+        ),
+    ),
+    *_module(
         "torch_xla.distributed.xla_multiprocessing",
+        ("works", "1.9", "create_optimized_replica_groups", "None: all processes"),
         ("works", "1.9", "MpModelWrapper MpSerialExecutor", ""),
         (
             "works",
@@ -560,7 +631,7 @@ ENTRIES: tuple[Entry, ...] = (
             "no effect",
             "2.4",
             "eager_mode eager_mode_context",
-            "only noted for is_eager_mode: steps run eagerly until they are compiled, values are the same",
+            "noted for is_eager_mode and metrics: steps run eagerly until they are compiled, values are the same",
         ),
     ),
     *_module(
@@ -580,6 +651,7 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_module(
         "torch_xla.experimental.custom_kernel",
+        ("works", "2.4", "repeat_with_fixed_output_size", ""),
         (
             "raises",
             "2.3",
@@ -589,7 +661,7 @@ ENTRIES: tuple[Entry, ...] = (
         (
             "raises",
             "2.4",
-            "gmm paged_attention repeat_with_fixed_output_size tgmm trace_pallas",
+            "gmm paged_attention tgmm trace_pallas",
             "use torch.nn.functional.scaled_dot_product_attention and other PyTorch operators",
         ),
         (
@@ -623,6 +695,18 @@ ENTRIES: tuple[Entry, ...] = (
         ("raises", "2.4", "prime_optimizer", "use torch.distributed.checkpoint"),
     ),
     *_module(
+        "torch_xla.experimental.distributed_checkpoint.manager",
+        ("raises", "2.2", "CheckpointManager", "use torch.distributed.checkpoint"),
+    ),
+    *_module(
+        "torch_xla.experimental.distributed_checkpoint.planners",
+        ("raises", "2.1", "SPMDLoadPlanner SPMDSavePlanner", "use torch.distributed.checkpoint"),
+    ),
+    *_module(
+        "torch_xla.experimental.distributed_checkpoint.util",
+        ("raises", "2.4", "prime_optimizer", "use torch.distributed.checkpoint"),
+    ),
+    *_module(
         "torch_xla.experimental.eager",
         ("works", "2.4", "is_eager_mode", ""),
         ("works", "2.4", "compile", "gone in 2.7: torch_xla.compile"),
@@ -630,7 +714,7 @@ ENTRIES: tuple[Entry, ...] = (
             "no effect",
             "2.4",
             "eager_mode eager_mode_context",
-            "only noted for is_eager_mode: steps run eagerly until they are compiled, values are the same",
+            "noted for is_eager_mode and metrics: steps run eagerly until they are compiled, values are the same",
         ),
     ),
     *_module(
@@ -643,6 +727,10 @@ ENTRIES: tuple[Entry, ...] = (
         ("works", "2.6", "gradient_accumulation", "a Python loop"),
     ),
     *_module(
+        "torch_xla.experimental.gpu",
+        ("works", "2.0", "num_local_processes", "torch_xla.runtime.local_process_count"),
+    ),
+    *_module(
         "torch_xla.experimental.gru",
         ("works", "2.7", "GRU", "torch.nn.GRU"),
     ),
@@ -652,6 +740,9 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_module(
         "torch_xla.experimental.pjrt",
+        ("deprecated", "1.13", "spawn_threads", "since 2.1: torch_xla.launch"),
+        ("deprecated", "1.13", "spawn", "since 2.1: torch_xla.distributed.xla_multiprocessing.spawn"),
+        ("deprecated", "2.0", "global_device_attributes", "since 2.1: torch_xla.runtime.global_runtime_device_attributes"),
         ("deprecated", "1.13", "broadcast_master_param rendezvous", "since 2.1: the same name in torch_xla.core.xla_model"),
         (
             "deprecated",
@@ -660,12 +751,11 @@ ENTRIES: tuple[Entry, ...] = (
             "local_process_count set_device_type",
             "since 2.1: the same name in torch_xla.runtime",
         ),
-        ("deprecated", "1.13", "using_pjrt", "since 2.2: always true"),
-        ("deprecated", "1.13", "requires_pjrt", "since 2.2: the function itself"),
-        ("deprecated", "1.13", "xla_device", "since 2.8: torch_xla.device"),
+        ("deprecated", "1.13", "using_pjrt", "since 2.5 gone: always true"),
+        ("deprecated", "1.13", "requires_pjrt", "since 2.5 gone: the function itself"),
+        ("deprecated", "1.13", "xla_device", "since 2.8 gone: torch_xla.device"),
         ("deprecated", "2.0", "process_count process_index world_size", "since 2.1: the same name in torch_xla.runtime"),
         ("deprecated", "2.0", "device_attributes", "since 2.1: torch_xla.runtime.runtime_device_attributes"),
-        ("deprecated", "-", "host_index", "since 2.1: the same name in torch_xla.runtime"),
     ),
     *_module(
         "torch_xla.experimental.pjrt_backend",
@@ -680,6 +770,10 @@ ENTRIES: tuple[Entry, ...] = (
         "torch_xla.experimental.plugins",
         ("works", "2.3", "using_dynamic_plugins", "always False"),
         ("raises", "2.3", "DevicePlugin default register_plugin use_dynamic_plugins", "Markstep runs on CPU and CUDA devices"),
+    ),
+    *_module(
+        "torch_xla.experimental.quantized",
+        ("raises", "2.3", "matmul_4bit", "use torchao"),
     ),
     *_module(
         "torch_xla.experimental.scan",
@@ -706,6 +800,16 @@ ENTRIES: tuple[Entry, ...] = (
         "torch_xla.experimental.stablehlo_custom_call",
         ("raises", "2.4", "stablehlo_custom_call", "use torch.library.custom_op"),
         ("raises", "2.6", "place_to_device place_to_host", "use torch.library.custom_op"),
+    ),
+    *_module(
+        "torch_xla.experimental.tpu",
+        ("works", "1.13", "num_available_chips num_available_devices", "there are no TPUs: 0"),
+        ("works", "1.13", "version", "there are no TPUs: -1"),
+        ("raises", "1.13", "get_tpu_env get_worker_ips", "Markstep runs on CPU and CUDA devices"),
+    ),
+    *_module(
+        "torch_xla.experimental.triton",
+        ("raises", "2.4", "triton_call", "use torch.library.triton_op"),
     ),
     *_module(
         "torch_xla.experimental.unbounded_dynamism_export",
@@ -797,9 +901,9 @@ ENTRIES: tuple[Entry, ...] = (
         ("works", "2.1", "global_runtime_device_attributes runtime_device_attributes", "name and num_cores"),
         ("works", "2.2", "initialize_cache", "sets MARKSTEP_CACHE_DIR; readonly warns"),
         ("works", "2.7", "get_num_cached_compilation_graph", "compiled by this process"),
-        ("deprecated", "2.1", "using_pjrt", "since 2.2 (gone in 2.5): always true"),
-        ("deprecated", "2.1", "requires_pjrt", "since 2.2 (gone in 2.5): the function itself"),
-        ("deprecated", "2.1", "xla_device", "since 2.8: torch_xla.device"),
+        ("deprecated", "2.1", "using_pjrt", "since 2.5 gone: always true"),
+        ("deprecated", "2.1", "requires_pjrt", "since 2.5 gone: the function itself"),
+        ("deprecated", "2.1", "xla_device", "since 2.8 gone: torch_xla.device"),
         (
             "raises",
             "2.1",
@@ -852,7 +956,12 @@ ENTRIES: tuple[Entry, ...] = (
     ),
     *_module(
         "torch_xla.utils.checkpoint",
+        ("works", "1.12", "CheckpointFunction", "torch.utils.checkpoint.CheckpointFunction"),
         ("works", "1.12", "checkpoint", "use_reentrant must be True, as in torch_xla"),
+    ),
+    *_module(
+        "torch_xla.utils.checkpoint_tagger",
+        ("raises", "1.9", "main", "use torch.save"),
     ),
     *_module(
         "torch_xla.utils.closures",
@@ -866,7 +975,6 @@ ENTRIES: tuple[Entry, ...] = (
     *_module(
         "torch_xla.utils.gcsfs",
         ("raises", "1.9", "list open read remove rmtree stat write", "use the package gcsfs or fsspec"),
-        ("raises", "-", "rename", "use the package gcsfs or fsspec"),
     ),
     *_module(
         "torch_xla.utils.keyd_queue",
@@ -886,6 +994,10 @@ ENTRIES: tuple[Entry, ...] = (
             "compare_exported_program_and_saved_model_result load_save_model_and_inference wrap_func_as_nn_module",
             "use torch.export",
         ),
+    ),
+    *_module(
+        "torch_xla.utils.tf_record_reader",
+        ("raises", "1.9", "TfRecordReader", "use the package tfrecord"),
     ),
     *_module(
         "torch_xla.utils.utils",
@@ -938,9 +1050,15 @@ ENVIRONMENT: tuple[Setting, ...] = (
     Setting("XLA_PERSISTENT_CACHE_READ_ONLY", "no effect", "The cache has no read-only mode."),
     Setting("XLA_COMPILATION_CACHE_SIZE", "no effect", "It counts XLA's executables."),
     Setting("XLA_ENABLE_PARAM_ALIASING", "no effect", "Programs overwrite what the step overwrites."),
-    Setting("XLA_USE_BF16", "no effect", "Types are what the script says. Deprecated in torch_xla: use torch_xla.amp.autocast."),
     Setting(
-        "XLA_DOWNCAST_BF16", "no effect", "Types are what the script says. Deprecated in torch_xla: use torch_xla.amp.autocast."
+        "XLA_USE_BF16",
+        "no effect",
+        "A warning: types are what the script says. Deprecated in torch_xla: use torch_xla.amp.autocast.",
+    ),
+    Setting(
+        "XLA_DOWNCAST_BF16",
+        "no effect",
+        "A warning: types are what the script says. Deprecated in torch_xla: use torch_xla.amp.autocast.",
     ),
     Setting("XLA_USE_32BIT_LONG", "no effect", "int64 is int64."),
     Setting(

@@ -412,15 +412,18 @@ class Engine:
     def _run(self, positions: list[int], *, release: bool) -> None:
         """Runs calls. If one fails, all before it have run in the end and none after it, as in eager execution."""
         ran = set(self.done)
-        with uninterrupted():
-            try:
+        self.paused += 1  # what wakes threads up meanwhile, be it a lock of Python's own, hands over nothing of the step
+        try:
+            with uninterrupted():
                 run_calls(self.session, positions, release=release, done=ran)
-            except BaseException:
-                failed = next(i for i in positions if i not in ran)
-                self.session.begin_run()
-                run_calls(self.session, [i for i in range(failed) if i not in ran], release=False)
-                self._start()
-                raise
+        except BaseException:
+            failed = next(i for i in positions if i not in ran)
+            self.session.begin_run()
+            run_calls(self.session, [i for i in range(failed) if i not in ran], release=False)
+            self._start()
+            raise
+        finally:
+            self.paused -= 1
 
     def _deoptimise(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.session.length or self.session.current.children:

@@ -12,7 +12,7 @@ from typing import Any
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """SIGINT that arrives inside is delivered at the end. Only the main thread receives signals; others do nothing."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.get_ident() != threading.main_thread().ident:
         yield
         return
     previous = signal.getsignal(signal.SIGINT)

@@ -7,6 +7,8 @@ order.
 
 from __future__ import annotations
 
+import inspect
+import sys
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +18,7 @@ from markstep.engine import threads
 from markstep.engine.sources import user_line
 
 _KEY: Any = torch._C._parse_dispatch_key("Fake")  # where calls are intercepted
+_FORK = inspect.unwrap(torch.random.fork_rng).__code__
 _original = torch._C.default_generator
 _library = torch.library.Library("markstep", "DEF")
 _library.define("get_rng_state() -> Tensor")
@@ -37,7 +40,13 @@ set_rng_state = torch.ops.markstep.set_rng_state.default
 
 
 class DefaultGenerator(torch.Generator):
-    """Takes the place of `torch.default_generator`, through which `torch.manual_seed` and its like work."""
+    """Takes the place of `torch.default_generator`, through which `torch.manual_seed` and its like work.
+
+    Attributes:
+        restored: the state that was last set, unless by `torch.random.fork_rng` (checkpointing too) or before a seed.
+    """
+
+    restored: torch.Tensor | None = None
 
     def get_state(self) -> torch.Tensor:
         """See `torch.Generator.get_state`; inside a step it is a call of the program."""
@@ -48,6 +57,7 @@ class DefaultGenerator(torch.Generator):
 
     def set_state(self, new_state: torch.Tensor) -> torch.Generator:
         """See `torch.Generator.set_state`; inside a step it is a call of the program."""
+        self.restored = None if sys._getframe(2).f_code is _FORK else new_state
         if threads.active() is None:
             super().set_state(new_state)
         else:
@@ -58,18 +68,25 @@ class DefaultGenerator(torch.Generator):
     def manual_seed(self, seed: int) -> torch.Generator:
         """See `torch.Generator.manual_seed`; draws that are pending come first."""
         _flush("torch.manual_seed")
+        self.restored = None
         super().manual_seed(seed)
         return self
 
     def seed(self) -> int:
         """See `torch.Generator.seed`; draws that are pending come first."""
         _flush("torch.seed")
+        self.restored = None
         return super().seed()
 
     def initial_seed(self) -> int:
         """See `torch.Generator.initial_seed`; states that are still to be set come first."""
         _flush("torch.initial_seed")
         return super().initial_seed()
+
+    def is_at_restored(self) -> bool:
+        """Whether nothing was drawn since `restored` was set; draws that are pending come first."""
+        _flush("the generator's state")
+        return self.restored is not None and torch.equal(super().get_state(), self.restored)
 
     def clone_state(self) -> torch.Generator:
         """See `torch.Generator.clone_state`; draws that are pending come first."""

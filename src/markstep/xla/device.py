@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -30,6 +31,7 @@ from markstep.record import native
 from markstep.xla import autocast, module
 
 log = logging.getLogger("markstep")
+_PLAIN = (Tensor, nn.Parameter)
 _PATIENCE = 8  # optimizer steps without a barrier before a script is told that it has none
 
 _installing = threading.RLock()
@@ -73,6 +75,7 @@ def install() -> None:
         hot.xla_start_backward()
         patches.install(hot)
         nn.Module.to = _keeping_identity(nn.Module.to)  # type: ignore[method-assign]
+        Tensor.to = _timing(Tensor.to)  # type: ignore[method-assign]
         Tensor.data_ptr = _without_data(Tensor.data_ptr)  # type: ignore[method-assign, assignment]
         torch._register_device_module("xla", module)
         register_optimizer_step_post_hook(_after_optimizer)
@@ -153,6 +156,11 @@ def flush(cause: str) -> None:
         engine.boundary(cause, user_line())
 
 
+def runs_at_once() -> bool:
+    """Whether operators of this thread run one by one when they are called: the step is not predicted."""
+    return _local.stretch is None or _local.stretch.plan != "predict"
+
+
 def op_counts() -> dict[str, int]:
     """Operators and how often each was called on xla tensors."""
     return {} if _native is None else dict(_native.xla_counts())
@@ -166,7 +174,14 @@ def clear_op_counts() -> None:
 
 def _before_reading(mode: Mode, tensor: Tensor, operator: str) -> None:
     """Called from C++, maybe in a thread of autograd's: a value is on its way to the CPU."""
-    mode.engine.before_reading(tensor, f"{operator.removeprefix('aten::')} to the CPU")
+    from markstep.xla import metrics
+
+    start = time.perf_counter_ns()
+    with metrics.Execution(runs_at_once(), counts=not metrics.nothing_to_execute()):
+        mode.engine.before_reading(tensor, f"{operator.removeprefix('aten::')} to the CPU")
+    if operator == "aten::_to_copy":
+        metrics.count_read()
+    metrics.observe_transfer("TransferFromDeviceTime", start, tensor.numel() * tensor.element_size())
 
 
 _OPTIMIZER = "optimizer step (no barrier in the script)"
@@ -212,6 +227,29 @@ def _keeping_identity(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *args, **kwargs)
         finally:
             torch.__future__.set_swap_module_params_on_conversion(False)
+
+    return to
+
+
+def _timing(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`Tensor.to` that measures transfers to the device; costs the others half a microsecond."""
+    from markstep.xla import metrics
+
+    @functools.wraps(original)
+    def to(self: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        target: Any = args[0] if args else kwargs.get("device")
+        kind = type(target)
+        if kind is torch.device:
+            if target.type != "xla":
+                return original(self, *args, **kwargs)
+        elif kind is not str or not target.startswith("xla"):
+            return original(self, *args, **kwargs)
+        if type(self) not in _PLAIN or self.device.type == "xla":
+            return original(self, *args, **kwargs)
+        start = time.perf_counter_ns()
+        result = original(self, *args, **kwargs)
+        metrics.observe_transfer("TransferToDeviceTime", start, self.numel() * self.element_size())
+        return result
 
     return to
 

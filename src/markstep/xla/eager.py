@@ -1,7 +1,7 @@
 """The switch of torch_xla's eager mode.
 
 Markstep records a step while it runs eagerly and compiles what repeats, so the switch changes no value. It is kept, because
-programs ask for it.
+programs ask for it; metrics count operators in eager mode (EagerOpExecuteTime), and `sync` there is no execution of a graph.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from markstep.xla import env
+from markstep.xla import env, metrics
 
 _eager: bool | None = None
 
@@ -18,6 +18,7 @@ def eager_mode(enable: bool) -> None:
     """Notes that the program wants eager execution outside of `torch_xla.compile`."""
     global _eager
     _eager = enable
+    metrics.set_eager(enable)
 
 
 def is_eager_mode() -> bool:

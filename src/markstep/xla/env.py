@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 _TRUE = ("1", "true", "yes", "y", "on")
@@ -35,3 +36,14 @@ def debug_level() -> int:
     if os.environ.get("PT_XLA_DEBUG_LEVEL"):
         return int(os.environ["PT_XLA_DEBUG_LEVEL"])
     return 2 if flag("PT_XLA_DEBUG") else 0
+
+
+def warn_of_types() -> None:
+    """Says that the variables that made every float a bf16, deprecated in torch_xla, do nothing."""
+    for name in ("XLA_USE_BF16", "XLA_DOWNCAST_BF16"):
+        if flag(name):
+            warnings.warn(
+                f"{name} is ignored, types are what the program says: use torch.autocast('xla', dtype=torch.bfloat16), or "
+                "model.to(torch.bfloat16)",
+                stacklevel=3,
+            )

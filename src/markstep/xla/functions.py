@@ -157,3 +157,47 @@ class SyncBatchNorm(nn.Module):
     def extra_repr(self) -> str:
         """What `print` shows."""
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
+
+
+def repeat_with_fixed_output_size(input: Tensor, repeats: Tensor, total_repeat_length: int) -> Tensor:  # noqa: A002
+    """`torch.repeat_interleave` whose result has a length that is known beforehand, so that the step goes on.
+
+    Args:
+        input: whose entries along dimension 0 are repeated.
+        repeats: how often, for each entry.
+        total_repeat_length: length of the result, which is cut, or filled up with the last entry.
+    """
+    positions = torch.arange(total_repeat_length, device=input.device)
+    which = torch.searchsorted(repeats.cumsum(0), positions, right=True).clamp(max=input.shape[0] - 1)
+    return input.index_select(0, which)
+
+
+def nms(
+    boxes: Tensor, scores: Tensor, score_threshold: Tensor | float, iou_threshold: Tensor | float, output_size: int
+) -> tuple[Tensor, Tensor]:
+    """Boxes of which none overlaps much with one of a higher score. Reads a value, which ends the step.
+
+    Args:
+        boxes: (N, 4): two opposite corners each.
+        scores: (N,).
+        score_threshold: boxes with less are left out.
+        iou_threshold: two boxes whose intersection is more than this part of their union overlap much.
+        output_size: at most N; length of the result.
+
+    Returns:
+        (numbers of the boxes, highest score first, then zeros; how many boxes these are, at most `output_size`).
+    """
+    order = scores.argsort(descending=True, stable=True)
+    sorted_boxes = boxes[order]
+    low = torch.minimum(sorted_boxes[:, :2], sorted_boxes[:, 2:])
+    high = torch.maximum(sorted_boxes[:, :2], sorted_boxes[:, 2:])
+    area = (high - low).prod(1)
+    shared = (torch.minimum(high[:, None], high) - torch.maximum(low[:, None], low)).clamp(min=0).prod(2)
+    overlap = (shared > iou_threshold * (area[:, None] + area - shared)).triu(1)
+    valid = scores[order] >= score_threshold
+    kept, before = valid, torch.zeros_like(valid)
+    while not torch.equal(kept, before):  # box i is right after i rounds, mostly sooner
+        kept, before = valid & ~(overlap & kept[:, None]).any(0), kept
+    first = kept.logical_not().to(torch.int8).argsort(stable=True)[:output_size]
+    count = kept.sum().clamp(max=output_size)
+    return torch.where(torch.arange(len(first), device=boxes.device) < count, order[first], 0), count

@@ -28,9 +28,65 @@ def _xla_get_tensor_view_alias_id(tensor: torch.Tensor) -> int:
 
 def _get_xla_tensor_debug_info(tensor: torch.Tensor) -> str:
     """Where a tensor is and what shape it has, one line each."""
-    shape = ",".join(map(str, tensor.shape))
-    kind = _DTYPES.get(tensor.dtype, str(tensor.dtype))
-    return f"Device: {tensor.device}\nData Device: {runtime.real_name()}\nData Shape: {kind}[{shape}]\n"
+    return f"Device: {tensor.device}\nData Device: {runtime.real_name()}\nData Shape: {_shape(tensor)}\n"
+
+
+def _get_xla_tensor_shape_type(tensor: torch.Tensor) -> str:
+    """The type of the elements as XLA writes it, such as "f32"."""
+    return _DTYPES.get(tensor.dtype, str(tensor.dtype))
+
+
+def _get_xla_tensor_dimension_size(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """The length of a dimension as a tensor."""
+    return torch.tensor(tensor.shape[dim], dtype=torch.int32, device=tensor.device)
+
+
+def _get_xla_tensors_text(tensors: Sequence[torch.Tensor]) -> str:
+    """Tensors in the form of torch_xla's graphs; each is a value of the device, for Markstep keeps no graph of a tensor."""
+    lines = [f"  %{i} = {_shape(t)} xla::device_data(), device={runtime.real_name()}, ROOT={i}" for i, t in enumerate(tensors)]
+    return "\n".join(["IR {", *lines, "}", ""])
+
+
+def _get_xla_tensors_hlo(tensors: Sequence[torch.Tensor]) -> str:
+    """Tensors in the form of XLA's programs; each is a parameter, for Markstep keeps no graph of a tensor."""
+    lines = [f"  %p{i} = {_shape(t)} parameter({i})" for i, t in enumerate(tensors)]
+    return "\n".join(["HloModule values", "", "ENTRY %values {", *lines, "}", ""])
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"{_get_xla_tensor_shape_type(tensor)}[{','.join(map(str, tensor.shape))}]"
+
+
+def _xla_dot_general(
+    lhs: torch.Tensor,
+    rhs: torch.Tensor,
+    dim_vectors: Sequence[Sequence[Sequence[int]]],
+    precision_config: str | None = None,
+    preferred_element_type: torch.dtype | None = None,
+) -> torch.Tensor:
+    """XLA's product of two tensors over any dimensions: batch dimensions, then the rest of the left, then of the right.
+
+    Args:
+        lhs: the left one.
+        rhs: the right one.
+        dim_vectors: ((left, right) dimensions that are summed over, (left, right) batch dimensions or nothing).
+        precision_config: has no effect; see `torch.set_float32_matmul_precision`.
+        preferred_element_type: of the result.
+    """
+    (summed_l, summed_r), *rest = dim_vectors
+    batch_l, batch_r = (list(rest[0][0]), list(rest[0][1])) if rest and rest[0] else ([], [])
+    dtype = preferred_element_type or torch.promote_types(lhs.dtype, rhs.dtype)
+    lhs, rhs = lhs.to(dtype), rhs.to(dtype)
+    if not batch_l:
+        return torch.tensordot(lhs, rhs, dims=(list(summed_l), list(summed_r)))
+    names_l = list(range(lhs.dim()))
+    names_r = list(range(lhs.dim(), lhs.dim() + rhs.dim()))
+    for left, right in ((summed_l, summed_r), (batch_l, batch_r)):
+        for i, j in zip(left, right, strict=True):
+            names_r[j] = names_l[i]
+    used_l, used_r = {*summed_l, *batch_l}, {*summed_r, *batch_r}
+    kept = [n for i, n in enumerate(names_l) if i not in used_l] + [n for i, n in enumerate(names_r) if i not in used_r]
+    return torch.einsum(lhs, names_l, rhs, names_r, [*(names_l[i] for i in batch_l), *kept])
 
 
 def _xla_tensors_from_aten(tensors: list[torch.Tensor], devices: Sequence[str], shardings: Any = None) -> list[torch.Tensor]:

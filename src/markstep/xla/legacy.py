@@ -14,26 +14,49 @@ from markstep.xla import notices, runtime
 
 
 def using_pjrt() -> bool:
-    """Deprecated since torch_xla 2.2: True, there is no other runtime."""
-    notices.warn_deprecated("using_pjrt", "2.2", "nothing: it is always true")
+    """Gone since torch_xla 2.5: True, there is no other runtime."""
+    notices.warn_removed("using_pjrt", "2.5", "nothing: it is always true")
     return True
 
 
 def requires_pjrt(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Deprecated since torch_xla 2.2: the function itself."""
-    notices.warn_deprecated("requires_pjrt", "2.2", "the function without it")
+    """Gone since torch_xla 2.5: the function itself."""
+    notices.warn_removed("requires_pjrt", "2.5", "the function without it")
     return fn
 
 
 def xla_device(n: int | None = None, devkind: str | None = None) -> torch.device:
-    """Deprecated since torch_xla 2.8: `torch_xla.device`."""
-    notices.warn_deprecated("xr.xla_device", "2.8", "torch_xla.device")
+    """Gone since torch_xla 2.8: `torch_xla.device`."""
+    notices.warn_removed("xr.xla_device", "2.8", "torch_xla.device")
     return runtime.device(n)
 
 
 def apply_xla_patch_to_nn_linear(module: torch.nn.Module, patched_function: Any = None) -> torch.nn.Module:
     """The module itself: the patch is a workaround for XLA's compiler."""
     return module
+
+
+class XLAPatchedLinear(torch.autograd.Function):
+    """`torch.nn.functional.linear` as a function of autograd: `XLAPatchedLinear.apply(input, weight, bias)`."""
+
+    @staticmethod
+    def forward(ctx: Any, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Any:  # noqa: A002
+        """The product."""
+        ctx.save_for_backward(input, weight)
+        ctx.has_bias = bias is not None
+        return torch.nn.functional.linear(input, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        """Gradients of what needs one."""
+        value, weight = ctx.saved_tensors
+        (grad,) = grads
+        rows = grad.reshape(-1, grad.shape[-1])
+        return (
+            grad @ weight if ctx.needs_input_grad[0] else None,
+            rows.t() @ value.reshape(-1, value.shape[-1]) if ctx.needs_input_grad[1] else None,
+            rows.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None,
+        )
 
 
 @contextmanager

@@ -56,6 +56,15 @@ class PerDeviceLoader:
         return item
 
 
+class PerDeviceQueue:
+    """The queues of one device: batches that were read, and batches that were moved."""
+
+    def __init__(self, device: Any, loader_prefetch_size: int, device_prefetch_size: int) -> None:
+        self.device = device
+        self.loader_queue = Queue(maxsize=loader_prefetch_size)
+        self.queue = Queue(maxsize=device_prefetch_size)
+
+
 class ParallelLoader:
     """Reads a loader in a thread, and moves its batches to the devices in others.
 
@@ -68,25 +77,30 @@ class ParallelLoader:
         device_prefetch_size: moved batches that may wait.
         host_to_device_transfer_threads: threads for each device.
         input_sharding: must be None.
+        loader: the name of `cpu_loader` in early releases.
 
     Raises:
         NotImplementedError: `input_sharding` is given.
+        TypeError: no loader, two of them, or no devices.
     """
 
     def __init__(
         self,
-        cpu_loader: Any,
-        devices: Sequence[Any],
+        cpu_loader: Any = None,
+        devices: Sequence[Any] = (),
         batchdim: int = 0,
         batches_per_execution: int = 1,
         loader_prefetch_size: int = 16,
         device_prefetch_size: int = 8,
         host_to_device_transfer_threads: int = 1,
         input_sharding: Any = None,
+        loader: Any = None,
     ) -> None:
         if input_sharding is not None:
             raise NotImplementedError("input_sharding needs XLA itself: give each process its part with a DistributedSampler")
-        self._cpu_loader = cpu_loader
+        if (cpu_loader is None) == (loader is None) or not devices:
+            raise TypeError("a loader (cpu_loader, or loader as in early releases) and devices are needed")
+        self._cpu_loader = cpu_loader if loader is None else loader
         self._devices = [torch.device(d) for d in devices]
         self._batches_per_execution = batches_per_execution
         self._done = False
@@ -229,3 +243,9 @@ class MpDeviceLoader:
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        """What else the loader has, such as `dataset` and `sampler`, which Accelerate asks for."""
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._loader, name)

@@ -166,6 +166,13 @@ def do_on_ordinals(target: Callable[..., Any], data: Any = (), ordinals: Iterabl
     return target(*cpu_data) if isinstance(cpu_data, tuple) else target(cpu_data)
 
 
+class DeviceContext:
+    """A device, as `device`."""
+
+    def __init__(self, device: str | torch.device) -> None:
+        self.device = device
+
+
 class MemoryInfo(TypedDict):
     """Memory in bytes; on the CPU that of the process."""
 

@@ -35,6 +35,11 @@ def warn_deprecated(name: str, release: str, instead: str, *, level: int = 3) ->
     warnings.warn(f"{name} is deprecated since torch_xla {release}: use {instead}", DeprecationWarning, stacklevel=level)
 
 
+def warn_removed(name: str, release: str, instead: str) -> None:
+    """Warns that torch_xla has no `name` since `release`."""
+    warnings.warn(f"{name} is gone since torch_xla {release}: use {instead}", DeprecationWarning, stacklevel=3)
+
+
 def deprecated(name: str, release: str, instead: str) -> Callable[[F], F]:
     """Decorator: the function works and warns at each call."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from markstep.xla import device as xla
-from markstep.xla import processes
+from markstep.xla import metrics, processes
 from markstep.xla.processes import local_ordinal, local_world_size, world_size
 
 __all__ = ["local_ordinal", "world_size"]
@@ -27,6 +27,7 @@ def device(index: int | None = None) -> torch.device:
             "(torch_xla.launch, xmp.spawn, torchrun)"
         )
     xla.install()
+    metrics.begin_executing()
     return torch.device("xla", 0)
 
 

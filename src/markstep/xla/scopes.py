@@ -34,5 +34,7 @@ def require_none() -> None:
         RuntimeError: this thread is inside a block.
     """
     if _scopes.names:
-        raise RuntimeError(f"Expecting scope to be empty but it is {'/'.join(_scopes.names)}: end the step outside of the Trace block")
+        raise RuntimeError(
+            f"Expecting scope to be empty but it is {'/'.join(_scopes.names)}: end the step outside of the Trace block"
+        )
     _scopes.used.clear()

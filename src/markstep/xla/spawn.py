@@ -122,6 +122,10 @@ def launch(
     return spawn(fn, args, nprocs=1 if debug_single_process else None, start_method=start_method)
 
 
+def create_optimized_replica_groups() -> None:
+    """None, which as `groups` of a collective means all processes: the backend knows how they are connected."""
+
+
 class MpModelWrapper:
     """A model made once, which each process moves to the device.
 

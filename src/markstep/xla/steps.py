@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from types import TracebackType
 from typing import Any
 
 from markstep.engine import report
-from markstep.xla import closures, debug_report, device, metrics, metrics_file, notices
+from markstep.xla import closures, debug_report, device, eager, metrics, metrics_file, notices, scopes
 
 _seen = {"report": 0, "programs": 0, "runs": 0, "operators": 0}
+_SYNC = "user torch_xla.sync"
 _compiled: set[int] = set()  # ids of program reports whose compilation is counted
 
 
@@ -21,22 +21,28 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
 
     Args:
         wait: has no effect, values are there when this returns.
-        reset_scope: has no effect.
+        reset_scope: refuse to end the step inside a `Trace` block.
+
+    Raises:
+        RuntimeError: this is inside a `Trace` block.
     """
-    end_step("user torch_xla.sync")
+    if reset_scope:
+        scopes.require_none()
+    end_step(_SYNC)
 
 
 def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """Deprecated since torch_xla 2.8: `torch_xla.sync`."""
     notices.warn_deprecated("xm.mark_step", "2.8", "torch_xla.sync")
-    end_step("user torch_xla.sync")
+    if reset_scope:
+        scopes.require_none()
+    end_step(_SYNC)
 
 
 def end_step(cause: str) -> None:
     """Ends the step for a reason that debug reports show."""
-    start = time.perf_counter_ns()
-    device.barrier(cause)
-    metrics.observe("ExecuteTime", time.perf_counter_ns() - start)
+    with metrics.Execution(device.runs_at_once(), counts=cause != _SYNC or not eager.is_eager_mode()):
+        device.barrier(cause)
     metrics.count("MarkStep")
     programs = _count_programs()
     debug_report.execution(cause, programs)
@@ -58,6 +64,7 @@ def _count_programs() -> list[report.ProgramReport]:
         if program.compile_s is not None and id(program) not in _compiled:
             _compiled.add(id(program))
             metrics.observe("CompileTime", program.compile_s * 1e9)
+            metrics.count("CreateCompileHandles")
     runs = sum(p.runs + p.interpreted for p in current.programs)
     if runs > _seen["runs"]:
         metrics.count("CachedCompile", runs - _seen["runs"])

@@ -145,8 +145,7 @@ def upload(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     for t in tensors:
         moved = t.detach().to(target, copy=True, memory_format=torch.contiguous_format)
         results.append(device.from_real(moved).requires_grad_(t.requires_grad))
-    metrics.observe("TransferToDeviceTime", time.perf_counter_ns() - start)
-    metrics.observe("OutboundData", sum(t.numel() * t.element_size() for t in tensors), kind="bytes")
+    metrics.observe_transfer("TransferToDeviceTime", start, sum(t.numel() * t.element_size() for t in tensors))
     return results
 
 
@@ -161,8 +160,7 @@ def to_cpu(data: Any, convert: bool = True) -> Any:
     start = time.perf_counter_ns()
     storages: dict[tuple[int, int], torch.UntypedStorage] = {}
     result = for_each_instance_rewrite(data, is_xla_tensor, lambda t: _download(t, storages))
-    metrics.observe("TransferFromDeviceTime", time.perf_counter_ns() - start)
-    metrics.observe("InboundData", sum(s.nbytes() for s in storages.values()), kind="bytes")
+    metrics.observe_transfer("TransferFromDeviceTime", start, sum(s.nbytes() for s in storages.values()))
     return result
 
 

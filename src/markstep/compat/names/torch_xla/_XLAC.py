@@ -4,8 +4,13 @@ from markstep.xla.internals import (
     _get_executed_fallback_ops,
     _get_git_revs,
     _get_xla_tensor_debug_info,
+    _get_xla_tensor_dimension_size,
+    _get_xla_tensor_shape_type,
+    _get_xla_tensors_hlo,
+    _get_xla_tensors_text,
     _init_xla_lazy_backend,
     _prepare_to_exit,
+    _xla_dot_general,
     _xla_get_all_devices,
     _xla_get_cpu_tensors,
     _xla_get_default_device,
@@ -39,12 +44,9 @@ from markstep.xla.metrics import short_metrics_report as _short_xla_metrics_repo
 from markstep.xla.notices import unsupported
 
 _INSTEAD = "markstep.explain() lists what is compiled"
-_get_xla_tensors_hlo = unsupported("_XLAC._get_xla_tensors_hlo", _INSTEAD)
-_get_xla_tensors_text = unsupported("_XLAC._get_xla_tensors_text", _INSTEAD)
 _set_allow_execution = unsupported("_XLAC._set_allow_execution", _INSTEAD)
 _set_buffer_donation = unsupported("_XLAC._set_buffer_donation", _INSTEAD)
 _get_buffer_donation = unsupported("_XLAC._get_buffer_donation", _INSTEAD)
-_xla_dot_general = unsupported("_XLAC._xla_dot_general", _INSTEAD)
 _get_xla_sharding_spec = unsupported("_XLAC._get_xla_sharding_spec", _INSTEAD)
 
 __all__ = [
@@ -55,6 +57,8 @@ __all__ = [
     "_get_git_revs",
     "_get_xla_sharding_spec",
     "_get_xla_tensor_debug_info",
+    "_get_xla_tensor_dimension_size",
+    "_get_xla_tensor_shape_type",
     "_get_xla_tensors_hlo",
     "_get_xla_tensors_text",
     "_init_xla_lazy_backend",

@@ -5,8 +5,10 @@ from markstep.xla import training_compiler
 training_compiler.configure()  # before anything reads the environment
 
 from markstep.xla import device as _device  # noqa: E402
+from markstep.xla import env as _env  # noqa: E402
 
 _device.install()
+_env.warn_of_types()
 
 from torch_xla import _XLAC, amp, backends, core, debug, distributed, experimental, runtime, stablehlo, utils  # noqa: E402
 from torch_xla._internal import tpu  # noqa: E402

@@ -1,5 +1,8 @@
 """`torch_xla._internal.pjrt`: starting processes."""
 
-from markstep.xla.legacy_pjrt import spawn
+from markstep.xla.legacy_pjrt import run_multiprocess, spawn, spawn_threads
+from markstep.xla.notices import unsupported
 
-__all__ = ["spawn"]
+initialize_multiprocess = unsupported("_internal.pjrt.initialize_multiprocess", "use torch_xla.launch or torchrun")
+
+__all__ = ["initialize_multiprocess", "run_multiprocess", "spawn", "spawn_threads"]

@@ -1,5 +1,1 @@
-"""`torch_xla._internal.rendezvous`: where processes meet."""
-
-from markstep.xla.collectives import rendezvous
-
-__all__ = ["rendezvous"]
+"""`torch_xla._internal.rendezvous`: where processes meet; they do so without it."""

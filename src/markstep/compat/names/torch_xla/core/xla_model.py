@@ -23,6 +23,7 @@ from markstep.xla.collectives import (
     xla_rendezvous,
 )
 from markstep.xla.model import (
+    DeviceContext,
     MemoryInfo,
     RateTracker,
     check_view_sharing,
@@ -46,7 +47,7 @@ from markstep.xla.model import (
     xla_replication_devices,
     xrt_world_size,
 )
-from markstep.xla.notices import unsupported
+from markstep.xla.notices import unsupported, unsupported_class
 from markstep.xla.optimizer import all_reduce_bucketized_gradients, optimizer_step, reduce_gradients
 from markstep.xla.optimizer import fetch_gradients as _fetch_gradients
 from markstep.xla.rng import fork_rng, get_rng_state, set_rng_state
@@ -54,12 +55,15 @@ from markstep.xla.steps import mark_step
 from markstep.xla.structures import ToXlaTensorArena, is_xla_tensor, send_cpu_data_to_device
 from markstep.xla.structures import to_cpu as _maybe_convert_to_cpu
 
+CoalescingBuckets = unsupported_class("xm.CoalescingBuckets", "use xm.all_gather_bucketized or xm.reduce_scatter_bucketized")
 send = unsupported("xm.send", "use xm.collective_permute")
 recv = unsupported("xm.recv", "use xm.collective_permute")
 get_stablehlo = unsupported("xm.get_stablehlo", "use torch.export; markstep.explain() lists what is compiled")
 get_stablehlo_bytecode = unsupported("xm.get_stablehlo_bytecode", "use torch.export")
 
 __all__ = [
+    "CoalescingBuckets",
+    "DeviceContext",
     "MemoryInfo",
     "REDUCE_AND",
     "REDUCE_MAX",

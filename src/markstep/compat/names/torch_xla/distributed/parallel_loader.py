@@ -1,5 +1,5 @@
 """`torch_xla.distributed.parallel_loader`: loaders."""
 
-from markstep.xla.loader import MpDeviceLoader, ParallelLoader, PerDeviceLoader
+from markstep.xla.loader import MpDeviceLoader, ParallelLoader, PerDeviceLoader, PerDeviceQueue
 
-__all__ = ["MpDeviceLoader", "ParallelLoader", "PerDeviceLoader"]
+__all__ = ["MpDeviceLoader", "ParallelLoader", "PerDeviceLoader", "PerDeviceQueue"]

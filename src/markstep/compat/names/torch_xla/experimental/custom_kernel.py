@@ -1,5 +1,6 @@
-"""`torch_xla.experimental.custom_kernel`: kernels for TPUs: not supported."""
+"""`torch_xla.experimental.custom_kernel`: kernels for TPUs: not supported, but for what is plain PyTorch."""
 
+from markstep.xla.functions import repeat_with_fixed_output_size
 from markstep.xla.notices import unsupported
 
 _INSTEAD = "use torch.nn.functional.scaled_dot_product_attention and other PyTorch operators"
@@ -11,7 +12,6 @@ multi_queries_paged_attention = unsupported("experimental.custom_kernel.multi_qu
 paged_attention = unsupported("experimental.custom_kernel.paged_attention", _INSTEAD)
 quantized_matmul_int8 = unsupported("experimental.custom_kernel.quantized_matmul_int8", _INSTEAD)
 ragged_paged_attention = unsupported("experimental.custom_kernel.ragged_paged_attention", _INSTEAD)
-repeat_with_fixed_output_size = unsupported("experimental.custom_kernel.repeat_with_fixed_output_size", _INSTEAD)
 tgmm = unsupported("experimental.custom_kernel.tgmm", _INSTEAD)
 trace_pallas = unsupported("experimental.custom_kernel.trace_pallas", _INSTEAD)
 

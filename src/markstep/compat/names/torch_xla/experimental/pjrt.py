@@ -5,9 +5,9 @@ from markstep.xla.legacy_pjrt import (
     broadcast_master_param,
     device_attributes,
     device_type,
+    global_device_attributes,
     global_device_count,
     global_ordinal,
-    host_index,
     local_device_count,
     local_ordinal,
     local_process_count,
@@ -20,15 +20,17 @@ from markstep.xla.legacy_pjrt import (
     world_size,
     xla_device,
 )
+from markstep.xla.legacy_pjrt import old_spawn as spawn
+from markstep.xla.legacy_pjrt import old_spawn_threads as spawn_threads
 
 __all__ = [
     "addressable_device_count",
     "broadcast_master_param",
     "device_attributes",
     "device_type",
+    "global_device_attributes",
     "global_device_count",
     "global_ordinal",
-    "host_index",
     "local_device_count",
     "local_ordinal",
     "local_process_count",
@@ -37,6 +39,8 @@ __all__ = [
     "rendezvous",
     "requires_pjrt",
     "set_device_type",
+    "spawn",
+    "spawn_threads",
     "using_pjrt",
     "world_size",
     "xla_device",

@@ -1,5 +1,7 @@
 """`torch_xla.utils.checkpoint`: activation checkpointing."""
 
+from torch.utils.checkpoint import CheckpointFunction
+
 from markstep.xla.checkpoint import checkpoint
 
-__all__ = ["checkpoint"]
+__all__ = ["CheckpointFunction", "checkpoint"]

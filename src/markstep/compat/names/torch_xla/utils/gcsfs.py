@@ -7,9 +7,8 @@ open = unsupported("utils.gcsfs.open", _INSTEAD)
 list = unsupported("utils.gcsfs.list", _INSTEAD)
 read = unsupported("utils.gcsfs.read", _INSTEAD)
 write = unsupported("utils.gcsfs.write", _INSTEAD)
-rename = unsupported("utils.gcsfs.rename", _INSTEAD)
 remove = unsupported("utils.gcsfs.remove", _INSTEAD)
 rmtree = unsupported("utils.gcsfs.rmtree", _INSTEAD)
 stat = unsupported("utils.gcsfs.stat", _INSTEAD)
 
-__all__ = ["list", "open", "read", "remove", "rename", "rmtree", "stat", "write"]
+__all__ = ["list", "open", "read", "remove", "rmtree", "stat", "write"]

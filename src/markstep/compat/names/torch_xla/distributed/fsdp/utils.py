@@ -1,6 +1,6 @@
 """`torch_xla.distributed.fsdp.utils`: checkpointed modules."""
 
 from markstep.xla.checkpoint import checkpoint_module
-from markstep.xla.legacy import apply_xla_patch_to_nn_linear
+from markstep.xla.legacy import XLAPatchedLinear, apply_xla_patch_to_nn_linear
 
-__all__ = ["apply_xla_patch_to_nn_linear", "checkpoint_module"]
+__all__ = ["XLAPatchedLinear", "apply_xla_patch_to_nn_linear", "checkpoint_module"]

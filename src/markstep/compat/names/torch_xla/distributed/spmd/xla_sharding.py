@@ -5,6 +5,7 @@ from typing import Any
 from markstep.xla.notices import unsupported, unsupported_class
 
 _INSTEAD = "start one process for each device and use DistributedDataParallel or torch.distributed.fsdp"
+_mark_manual_sharding = unsupported("distributed.spmd._mark_manual_sharding", _INSTEAD)
 annotate_custom_sharding = unsupported("distributed.spmd.annotate_custom_sharding", _INSTEAD)
 auto_policy = unsupported("distributed.spmd.auto_policy", _INSTEAD)
 apply_backward_optimization_barrier = unsupported("distributed.spmd.apply_backward_optimization_barrier", _INSTEAD)
@@ -29,6 +30,8 @@ XLAPatchedLinear: Any = unsupported_class("distributed.spmd.XLAPatchedLinear", _
 XLAShard: Any = unsupported_class("distributed.spmd.XLAShard", _INSTEAD)
 XLAShardedTensor: Any = unsupported_class("distributed.spmd.XLAShardedTensor", _INSTEAD)
 
+PartitionSpec = tuple[tuple[int | str, ...] | int | str | None, ...]
+
 
 def get_global_mesh() -> None:
     """None: no mesh can be set."""
@@ -42,11 +45,13 @@ __all__ = [
     "HybridMesh",
     "MarkShardingFunction",
     "Mesh",
+    "PartitionSpec",
     "ShardingSpec",
     "ShardingType",
     "XLAPatchedLinear",
     "XLAShard",
     "XLAShardedTensor",
+    "_mark_manual_sharding",
     "annotate_custom_sharding",
     "apply_backward_optimization_barrier",
     "apply_xla_patch_to_nn_linear",
