@@ -79,3 +79,15 @@ def test_every_object_is_visited_once() -> None:
     new = structures.for_each_instance_rewrite(data, lambda v: isinstance(v, str | int), lambda v: (replaced.append(v), v)[1])
     assert seen == replaced == ["a", 7, "b", "again"]
     assert new["a"] == ["a", 7] and new["b"][0] is new["a"]
+
+
+def test_a_wrapped_loader_keeps_its_attributes() -> None:
+    """Accelerate's save_state asks for `dataset`; early scripts say `loader=`."""
+    data = torch.utils.data.TensorDataset(torch.arange(4.0))
+    wrapped = loader.MpDeviceLoader(torch.utils.data.DataLoader(data, batch_size=2), "xla:0")
+    assert wrapped.dataset is data and not hasattr(wrapped, "missing")
+    early = loader.ParallelLoader(loader=[torch.ones(2)], devices=["xla:0"])
+    assert next(early.per_device_loader("xla:0")).tolist() == [1, 1]
+    early.close()
+    with pytest.raises(TypeError, match="are needed"):
+        loader.ParallelLoader(devices=["xla:0"])
