@@ -20,7 +20,7 @@ from markstep.compat.exposing import expose_torch_xla
 from markstep.engine import patches, threads
 from markstep.engine.options import Options, enabled, resolve
 from markstep.engine.region import Place, hot_path
-from markstep.engine.stretch import Stretch
+from markstep.engine.stretch import Stretch, trains_on_xla
 
 _PACKAGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
@@ -146,8 +146,8 @@ class Automatic:
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         stretch: Stretch | None = getattr(self.local, "stretch", None)
-        if any(p.device.type == "xla" for group in optimizer.param_groups[:1] for p in group["params"][:1]):
-            return  # steps on the xla device end at its barrier
+        if trains_on_xla(optimizer):
+            return
         if stretch is None:
             if threads.active() is not None:
                 return  # inside a region that the script itself opened

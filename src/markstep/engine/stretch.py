@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from markstep.engine.engine import Engine
 from markstep.engine.site import Site, clock
 from markstep.engine.sources import user_line
+
+
+def trains_on_xla(optimizer: Any) -> bool:
+    """Are the parameters of an optimizer on the xla device? Its steps end at the device's barrier."""
+    return any(p.device.type == "xla" for group in optimizer.param_groups[:1] for p in group["params"][:1])
 
 
 class Stretch:

@@ -26,7 +26,7 @@ from markstep.engine.engine import Mode
 from markstep.engine.options import enabled, resolve
 from markstep.engine.region import Place, warn
 from markstep.engine.sources import user_line
-from markstep.engine.stretch import Stretch
+from markstep.engine.stretch import Stretch, trains_on_xla
 from markstep.record import native
 from markstep.xla import autocast, module
 
@@ -163,7 +163,7 @@ def runs_at_once() -> bool:
 
 def op_counts() -> dict[str, int]:
     """Operators and how often each was called on xla tensors."""
-    return {} if _native is None else dict(_native.xla_counts())
+    return {} if _native is None else _native.xla_counts()
 
 
 def clear_op_counts() -> None:
@@ -189,7 +189,7 @@ _OPTIMIZER = "optimizer step (no barrier in the script)"
 
 def _after_optimizer(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Says once that a script has no barrier; from then on the end of an optimizer's step is one."""
-    if not any(p.device.type == "xla" for group in optimizer.param_groups[:1] for p in group["params"][:1]):
+    if not trains_on_xla(optimizer):
         return
     _local.unbarred += 1
     if not _local.told and _local.unbarred >= _PATIENCE:

@@ -34,9 +34,7 @@ def sync(wait: bool = False, reset_scope: bool = True) -> None:
 def mark_step(wait: bool = False, reset_scope: bool = True) -> None:
     """Deprecated since torch_xla 2.8: `torch_xla.sync`."""
     notices.warn_deprecated("xm.mark_step", "2.8", "torch_xla.sync")
-    if reset_scope:
-        scopes.require_none()
-    end_step(_SYNC)
+    sync(wait, reset_scope)
 
 
 def end_step(cause: str) -> None:

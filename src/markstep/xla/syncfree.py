@@ -55,19 +55,22 @@ def _adam_step(optimizer: torch.optim.Optimizer, raw_step: Callable[..., Any], f
         tensor.copy_(torch.where(skipped, old, tensor))
 
 
+def _step_of_adam(optimizer: torch.optim.Optimizer, raw_step: Callable[..., Any], closure: Any, found_inf: Tensor | None) -> Any:
+    loss = _loss_of(closure)
+    if found_inf is None:
+        raw_step(optimizer)
+    else:
+        _adam_step(optimizer, raw_step, found_inf)
+    return loss
+
+
 class Adam(torch.optim.Adam):
     """`torch.optim.Adam` with a step that can be skipped on the device."""
 
     @torch.no_grad()
     def step(self, closure: Any = None, found_inf: Tensor | None = None) -> Any:
         """Makes a step, unless `found_inf`, a tensor of one element, is not zero; None makes it always."""
-        loss = _loss_of(closure)
-        raw = inspect.unwrap(torch.optim.Adam.step)
-        if found_inf is None:
-            raw(self)
-        else:
-            _adam_step(self, raw, found_inf)
-        return loss
+        return _step_of_adam(self, inspect.unwrap(torch.optim.Adam.step), closure, found_inf)
 
 
 class AdamW(torch.optim.AdamW):
@@ -76,13 +79,7 @@ class AdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: Any = None, found_inf: Tensor | None = None) -> Any:
         """Makes a step, unless `found_inf`, a tensor of one element, is not zero; None makes it always."""
-        loss = _loss_of(closure)
-        raw = inspect.unwrap(torch.optim.AdamW.step)
-        if found_inf is None:
-            raw(self)
-        else:
-            _adam_step(self, raw, found_inf)
-        return loss
+        return _step_of_adam(self, inspect.unwrap(torch.optim.AdamW.step), closure, found_inf)
 
 
 class SGD(torch.optim.SGD):

@@ -87,11 +87,16 @@ PyObject* mod_intercept(PyObject*, PyObject* args) {
   END_HANDLE_TH_ERRORS
 }
 
-// following(): the mode that operator calls of this thread go to, also in a thread of autograd's; or None.
+// The mode that operator calls of this thread go to, also in a thread of autograd's; or null.
+std::shared_ptr<c10::SafePyObject> following() {
+  using Objects = at::impl::ThreadLocalPythonObjects;
+  return Objects::contains(kMode) ? Objects::get(kMode) : nullptr;
+}
+
+// following(): the same for Python, or None.
 PyObject* mod_following(PyObject*, PyObject*) {
   HANDLE_TH_ERRORS
-  using Objects = at::impl::ThreadLocalPythonObjects;
-  auto kept = Objects::contains(kMode) ? Objects::get(kMode) : nullptr;
+  auto kept = following();
   return node_get(kept ? kept->ptr(getPyInterpreter()) : Py_None);
   END_HANDLE_TH_ERRORS
 }

@@ -37,7 +37,7 @@ using StoragePtr = c10::intrusive_ptr<c10::StorageImpl>;
 c10::Device g_real(c10::DeviceType::CPU);
 PyObject* g_before_reading = nullptr;  // called with (mode, real tensor, operator) before a value leaves the device
 std::mutex g_counting;
-std::unordered_map<std::string, int64_t> g_counts;
+std::unordered_map<c10::OperatorName, int64_t> g_counts;
 
 // What the storage of an xla tensor holds in place of data.
 struct Owner {
@@ -115,11 +115,6 @@ void refuse_if_copied(const at::Tensor& t) {
                 "memory is in another order): the write would be seen in one of them only. Use .reshape() or .contiguous() instead of .view()");
 }
 
-std::shared_ptr<c10::SafePyObject> following() {
-  using Objects = at::impl::ThreadLocalPythonObjects;
-  return Objects::contains(kMode) ? Objects::get(kMode) : nullptr;
-}
-
 void before_reading(const at::Tensor& real, const std::string& what, const std::shared_ptr<c10::SafePyObject>& mode) {
   if (!mode || !g_before_reading) return;
   PyGILState_STATE gil = PyGILState_Ensure();
@@ -193,7 +188,7 @@ void wrap(c10::IValue& v, const Pairs& pairs) {
 
 void count(const c10::OperatorHandle& op) {
   std::lock_guard<std::mutex> lock(g_counting);
-  g_counts[op.operator_name().overload_name.empty() ? op.operator_name().name : op.operator_name().name + "." + op.operator_name().overload_name]++;
+  g_counts[op.operator_name()]++;
 }
 
 // `view` where PyTorch has none: a copy, that is remembered as one.
@@ -443,7 +438,7 @@ PyObject* mod_counts(PyObject*, PyObject*) {
   PyObject* counts = PyDict_New();
   for (const auto& [name, number] : g_counts) {
     PyObject* v = PyLong_FromLongLong(number);
-    PyDict_SetItemString(counts, name.c_str(), v);
+    PyDict_SetItemString(counts, full_name(name).c_str(), v);
     Py_DECREF(v);
   }
   return counts;
