@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--torch-xla", metavar="PYTHON", help="interpreter of an environment with torch_xla 2.9.0")
     parser.add_argument("--models", default="bert-small,resnet-small")
     parser.add_argument("--dtypes", default="fp32,bf16")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=5, help="steps of a round")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()

@@ -17,7 +17,7 @@ from torch import Tensor
 from bench.data import batches
 from bench.models import CASES
 
-_WARM_UP = 16
+_WARM_UP, _WARM_UP_S = 16, 5.0  # steps, and seconds after them; by then Markstep has chosen between eager and compiled
 
 
 def main(contender: str, name: str, dtype: str) -> None:
@@ -69,7 +69,10 @@ def main(contender: str, name: str, dtype: str) -> None:
 
     start = time.perf_counter()
     train(_WARM_UP)
-    print(json.dumps({"warm_up_s": time.perf_counter() - start, "torch": torch.__version__}), flush=True)
+    warm = time.perf_counter()
+    while time.perf_counter() - warm < _WARM_UP_S:
+        train(1)
+    print(json.dumps({"warm_up_s": warm - start, "torch": torch.__version__}), flush=True)
     for line in sys.stdin:
         print(json.dumps({"ms": train(int(line))}), flush=True)
     with open("/proc/self/status") as status:

@@ -7,7 +7,7 @@ from typing import Any
 
 _SAMPLES = 3
 _MOST_SAMPLES = 25
-_SECONDS = 0.15
+_SECONDS = 0.5  # of each, so that a second's disturbance on a shared machine does not decide
 _MARGIN = 0.98
 _PATIENCE = 8
 
