@@ -154,8 +154,17 @@ def test_memory_of_the_cpu_may_change_after_a_transfer() -> None:
     assert markstep.explain().compiled_steps
 
 
-def test_backward_hooks_may_read() -> None:
-    """They run in a thread of autograd's."""
+@pytest.mark.parametrize("threads", [False, True])
+def test_backward_hooks_may_read(threads: bool) -> None:
+    """They run in the calling thread, or in one of autograd's for a script that turns its threads on."""
+    torch.zeros((), device="xla").add(1)
+    assert not torch.autograd.is_multithreading_enabled()  # type: ignore[attr-defined]
+    with torch.autograd.set_multithreading_enabled(threads):
+        names = _hooks_that_read()
+    assert (threading.current_thread().name in names) is not threads and len(names) == 1
+
+
+def _hooks_that_read() -> set[str]:
     names: set[str] = set()
     for _ in range(6):
         seen: list[float] = []
@@ -170,6 +179,7 @@ def test_backward_hooks_may_read() -> None:
         y.square().sum().backward()
         device.barrier("mark_step")
         assert seen == [0, 4, 8] and x.grad is not None and x.grad.tolist() == [0, 8, 16]
+    return names
 
 
 def test_a_script_without_a_barrier_is_told() -> None:
