@@ -40,6 +40,18 @@ def environment(threads: int, caches: Path) -> dict[str, str]:
     }
 
 
+def of_xla_scripts(threads: int, caches: Path, torch_xla: str | None) -> dict[str, tuple[list[str], dict[str, str]]]:
+    """Interpreter command and environment of those that run scripts written for torch_xla.
+
+    "xla" is Markstep's device, "eager" plain Python, "torch_xla" the given interpreter of another environment, if any.
+    """
+    env = {**environment(threads, caches), "PJRT_DEVICE": "CPU"}
+    found = {"xla": ([sys.executable, "-m", "markstep", "run"], env), "eager": ([sys.executable], env)}
+    if torch_xla is not None:
+        found["torch_xla"] = ([torch_xla], {**env, "PYTHONPATH": str(ROOT)})
+    return found
+
+
 class Process:
     """Starts `bench.worker` and asks it things; a context manager that ends it."""
 

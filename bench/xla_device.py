@@ -12,13 +12,12 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from bench import machine
-from bench.process import ROOT, environment
+from bench.process import ROOT, of_xla_scripts
 
 _WORKER = str(ROOT / "bench" / "xla_worker.py")
 
@@ -70,16 +69,12 @@ class Contender:
 def measure(model: str, dtype: str, torch_xla: str | None, rounds: int, steps: int, threads: int) -> None:
     """Prints one row for each contender."""
     with tempfile.TemporaryDirectory() as caches:
-        env = {**environment(threads, Path(caches)), "MARKSTEP_BACKGROUND": "0", "PJRT_DEVICE": "CPU"}
-        markstep = [sys.executable, "-m", "markstep", "run"]
-        contenders = [
-            Contender("xla", markstep, env, model, dtype),
-            Contender("markstep", [sys.executable], env, model, dtype),
-            Contender("eager", [sys.executable], env, model, dtype),
-        ]
-        if torch_xla is not None:
-            other = {**env, "PYTHONPATH": str(ROOT)}
-            contenders.append(Contender("torch_xla", [torch_xla], other, model, dtype))
+        ways = of_xla_scripts(threads, Path(caches), torch_xla)
+        names = ["xla", "markstep", *(name for name in ways if name != "xla")]
+        contenders = []
+        for name in names:
+            command, env = ways["eager" if name == "markstep" else name]
+            contenders.append(Contender(name, command, {**env, "MARKSTEP_BACKGROUND": "0"}, model, dtype))
         for i in range(rounds):
             first = i % len(contenders)  # what one leaves behind (threads, memory) does not always meet the same other
             for contender in (*contenders[first:], *contenders[:first]):

@@ -13,7 +13,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,23 +24,24 @@ _OPTIMIZERS = {
     "Adam": {"lr": 1e-3},
     "AdamW": {"lr": 1e-3, "weight_decay": 0.1},
 }
+_TITLES = {"xla": "xla device", "eager": "eager on the CPU, with its computation", "torch_xla": "torch_xla"}
 _WARM_UP = 12
 
 
-def worker(device: str, parameters: int, steps: int) -> None:
-    """Prints seconds of the optimizer's step per optimizer, on "cpu" or "xla"."""
+def worker(name: str, parameters: int, steps: int) -> None:
+    """Prints seconds of the optimizer's step per optimizer, on the CPU ("eager") or on the xla device."""
     import torch
 
     end_step: Any = lambda: None  # noqa: E731
     place: Any = "cpu"
-    if device == "xla":
+    if name != "eager":
         import torch_xla
 
         place, end_step = torch_xla.device(), torch_xla.sync
     medians = {}
-    for name, arguments in _OPTIMIZERS.items():
+    for kind, arguments in _OPTIMIZERS.items():
         weights = [torch.nn.Parameter(torch.ones(8, device=place)) for _ in range(parameters)]
-        optimizer = getattr(torch.optim, name.partition(",")[0])(weights, foreach=False, **arguments)
+        optimizer = getattr(torch.optim, kind.partition(",")[0])(weights, foreach=False, **arguments)
         times = []
         for _ in range(_WARM_UP + steps):
             for weight in weights:
@@ -50,14 +50,15 @@ def worker(device: str, parameters: int, steps: int) -> None:
             optimizer.step()
             times.append(time.perf_counter() - start)
             end_step()
-        medians[name] = statistics.median(times[_WARM_UP:])
+        medians[kind] = statistics.median(times[_WARM_UP:])
     print(json.dumps(medians))
 
 
-def _ask(command: list[str], env: dict[str, str], args: argparse.Namespace, device: str) -> dict[str, float]:
+def _ask(command: list[str], env: dict[str, str], args: argparse.Namespace, name: str) -> dict[str, float]:
     numbers = ["--parameters", str(args.parameters), "--steps", str(args.steps)]
+    env = {**env, "MARKSTEP_BACKEND": "interpreter"}
     done = subprocess.run(
-        [*command, __file__, "--worker", device, *numbers], env=env, stdout=subprocess.PIPE, text=True, check=True
+        [*command, __file__, "--worker", name, *numbers], env=env, stdout=subprocess.PIPE, text=True, check=True
     )
     answer: dict[str, float] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     return answer
@@ -69,23 +70,17 @@ def main() -> None:
     parser.add_argument("--torch-xla", metavar="PYTHON", help="interpreter of an environment with torch_xla 2.9.0")
     parser.add_argument("--parameters", type=int, default=200)
     parser.add_argument("--steps", type=int, default=15)
-    parser.add_argument("--worker", choices=("cpu", "xla"), help=argparse.SUPPRESS)
+    parser.add_argument("--worker", choices=tuple(_TITLES), help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker is not None:
         worker(args.worker, args.parameters, args.steps)
         return
     from bench import machine
-    from bench.process import ROOT, environment
+    from bench.process import of_xla_scripts
 
     with tempfile.TemporaryDirectory() as caches:
-        env = {**environment(len(os.sched_getaffinity(0)), Path(caches)), "PJRT_DEVICE": "CPU"}
-        ours = {**env, "MARKSTEP_BACKEND": "interpreter"}
-        columns = {
-            "xla device": _ask([sys.executable, "-m", "markstep", "run"], ours, args, "xla"),
-            "eager on the CPU, with its computation": _ask([sys.executable], env, args, "cpu"),
-        }
-        if args.torch_xla:
-            columns["torch_xla"] = _ask([args.torch_xla], {**env, "PYTHONPATH": str(ROOT)}, args, "xla")
+        ways = of_xla_scripts(len(os.sched_getaffinity(0)), Path(caches), args.torch_xla)
+        columns = {_TITLES[name]: _ask(command, env, args, name) for name, (command, env) in ways.items()}
     print(f"{machine.processor()}, commit {machine.commit()}; microseconds a parameter, {args.parameters} parameters")
     print(f"| optimizer (one by one) | {' | '.join(columns)} |")
     print("|---" * (len(columns) + 1) + "|")
