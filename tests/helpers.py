@@ -35,11 +35,11 @@ class _Count(TorchDispatchMode):
     def __enter__(self) -> _Count:  # like the engine's own mode: pushed, it would change the way that autograd takes
         module = native.load(resolve({}).prepared_cache_dir())
         patches.install(module)
-        module.intercept(self, True)
+        module.intercept(self, None, True)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        native.load(resolve({}).prepared_cache_dir()).intercept(None, True)
+        native.load(resolve({}).prepared_cache_dir()).intercept(None, None, True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.calls += facts(func).kind not in (Kind.PASS, Kind.VALUE)

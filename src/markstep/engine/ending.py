@@ -58,7 +58,7 @@ class Ending:
         """The program as it is known now."""
         path = path_to(self.node)
         calls = tuple(n.call for n in path)
-        done = frozenset(i for n in path for i in n.info.get("early", ()))
+        done = frozenset(i for n in path if "slice" in n.info for i in n.info["slice"].positions)
         created = {new.slot for i, c in enumerate(calls) if i not in done for new in c.creates}
         self.report.numbers, self.report.tensor_inputs = numbers_of(path), count_tensors(path)
         return Program(calls, done, frozenset(self.live & created))

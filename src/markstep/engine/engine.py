@@ -9,7 +9,7 @@ one from the recording, and recording goes on from there.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -20,7 +20,7 @@ from markstep.engine import report
 from markstep.engine.ending import Ending, endings_below
 from markstep.engine.interrupts import uninterrupted
 from markstep.engine.site import Site
-from markstep.engine.slices import early_slice
+from markstep.engine.slices import Slice, early_slice
 from markstep.engine.sources import user_line
 from markstep.record.interpreter import run_calls
 from markstep.record.program import Call, leaves
@@ -54,6 +54,7 @@ class Mode(TorchDispatchMode):
         self.intercept = native.intercept
         self.miss = native.MISS
         self.everything = True
+        self.session = engine.session
         self.match = engine.session.match
 
     @classmethod
@@ -61,19 +62,19 @@ class Mode(TorchDispatchMode):
         return False  # torch would wrap the handler below in 3 us of its own; nothing here is ever traced
 
     def __enter__(self) -> Mode:
-        self.intercept(self, self.everything)
+        self.intercept(self, self.session, self.everything)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.intercept(None, True)
+        self.intercept(None, None, True)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        engine = self.engine
-        if engine.predicting and not engine.paused:
+        session = self.session
+        if session.predicting and not session.paused:
             out = self.match(func, args, kwargs)
             if out is not self.miss:
                 return out
-        return engine.on_call(func, types, args, kwargs or {})
+        return self.engine.on_call(func, types, args, kwargs or {})
 
 
 class Engine:
@@ -84,12 +85,28 @@ class Engine:
         self.session = native.Session()
         self.mode = Mode(self, native)
         self.site: Site | None = None
-        self.predicting = False
-        self.paused = 0
         self.done: set[int] = set()
         self.early_values: dict[int, tuple[tuple[int, ...], Any]] = {}
         self.endings: list[Ending] = []
         self.replayed = True
+
+    @property
+    def predicting(self) -> bool:
+        """Are calls compared with the expected ones? The session knows it: calls that fit do not come here."""
+        return bool(self.session.predicting)
+
+    @predicting.setter
+    def predicting(self, value: bool) -> None:
+        self.session.predicting = value
+
+    @property
+    def paused(self) -> int:
+        """In how many sections that are not to be followed the thread is."""
+        return int(self.session.paused)
+
+    @paused.setter
+    def paused(self, value: int) -> None:
+        self.session.paused = value
 
     # ------------------------------------------------------------ regions
 
@@ -157,7 +174,7 @@ class Engine:
         if node is None and self._promote(func, args, kwargs):
             node = session.follow(func, args, kwargs)
         if node is not None and node.special:
-            self.done.update(node.info["early"])
+            self.done.update(node.info["slice"].positions)
             return func(*args, **kwargs)
         run: Callable[..., Any] | None = None
         if node is not None:
@@ -195,14 +212,14 @@ class Engine:
         node = session.follow(func, args, kwargs)
         if node is not None:
             if node.special:
-                *chosen, position = node.info["early"]
-                if self._is_stale(chosen, tensors_in(args, kwargs)):
+                piece: Slice = node.info["slice"]
+                if self._is_stale(piece, tensors_in(args, kwargs)):
                     session.retreat()
                     self._cut(func.name())
                     return func(*args, **kwargs)
-                self._run_early(chosen)
+                self._run_early(piece)
                 value = func(*args, **kwargs)
-                self.early_values[position] = (tuple(chosen), value)
+                self.early_values[piece.position] = (piece.chosen, value)
                 return value
             session.retreat()  # match and follow disagree only about special nodes
         if facts(func).kind is not Kind.LAZY or not self._recordable(func, args, kwargs):
@@ -227,40 +244,34 @@ class Engine:
         if known.kind is Kind.VALUE and not known.mutates and not known.random and self._recordable(func, args, kwargs):
             tensors = tensors_in(args, kwargs)
             slots = {session.lookup(t) for t in tensors} - {-1}
-            chosen = early_slice(session.path, self.done, slots)
-            if chosen is not None and not (self.predicting and self._is_stale(chosen, tensors)):
+            piece = early_slice(session.path, self.done, slots)
+            if piece is not None and not (self.predicting and self._is_stale(piece, tensors)):
                 where = user_line()
                 templates = describe_arguments(self.native, session, args, kwargs)
                 call = Call(func, *templates, None, written_slots(known, *templates), where, torch.is_grad_enabled())
                 node = append(self.native, session, call, special=True)
-                node.info["early"] = (*chosen, session.length - 1)
+                node.info["slice"] = piece
                 report.count(report.current().uncut, func.name(), where)
                 if self.predicting:
-                    self._run_early(chosen)
-                self.done.update(node.info["early"])
+                    self._run_early(piece)
+                self.done.update(piece.positions)
                 return func(*args, **kwargs)
         self._cut(func.name())
         return func(*args, **kwargs)
 
-    def _is_stale(self, positions: Any, tensors: list[torch.Tensor]) -> bool:
+    def _is_stale(self, piece: Slice, tensors: list[torch.Tensor]) -> bool:
         """Would running these calls early mix up memory that pending calls use through another storage, say numpy's?"""
-        calls = [self.session.path[i].call for i in positions]
-        if any(c.writes for c in calls) and self.session.overlaps():
-            return True
-        return self.session.stale([*tensors, *(slot for c in calls for slot in c.reads)], False)
+        return bool(self.session.stale([*tensors, *piece.touched], piece.writes))
 
-    def _run_early(self, positions: Any) -> None:
-        """Runs a slice of the pending calls now; the last position of the path is the call that asked for it."""
-        fresh = [i for i in positions if i not in self.done]
-        if fresh:
-            path = self.session.path
-            for slot in {slot for i in fresh for slot in path[i].call.reads}:
+    def _run_early(self, piece: Slice) -> None:
+        """Runs a slice of the pending calls now, for the last call of the path."""
+        if piece.chosen:
+            for slot in piece.touched:
                 self.session.unflag(slot)
-            self._run(fresh, release=False)
-        self.done.update((*positions, self.session.length - 1))
-        if fresh:
-            for slot in {slot for i, n in enumerate(path) if i not in self.done for slot in n.call.writes}:
+            self._run(piece.chosen, release=False)
+            for slot in piece.written_later:
                 self.session.flag(slot)
+        self.done.update(piece.positions)
 
     def _promote(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Turns constants that differ from an otherwise equal expected call into inputs."""
@@ -409,9 +420,9 @@ class Engine:
         self.session.begin_run()
         self._run([i for i in range(self.session.length) if i not in self.done], release=True)
 
-    def _run(self, positions: list[int], *, release: bool) -> None:
+    def _run(self, positions: Sequence[int], *, release: bool) -> None:
         """Runs calls. If one fails, all before it have run in the end and none after it, as in eager execution."""
-        ran = set(self.done)
+        ran: set[int] = set()
         self.paused += 1  # what wakes threads up meanwhile, be it a lock of Python's own, hands over nothing of the step
         try:
             with uninterrupted():
@@ -419,6 +430,7 @@ class Engine:
         except BaseException:
             failed = next(i for i in positions if i not in ran)
             self.session.begin_run()
+            ran |= self.done
             run_calls(self.session, [i for i in range(failed) if i not in ran], release=False)
             self._start()
             raise

@@ -48,11 +48,10 @@ def run_calls(session: Any, positions: Sequence[int], *, release: bool, done: se
     Raises:
         RuntimeError: a call gave another shape or dtype than when it was recorded.
     """
-    path = session.path
-    last = _last_uses(path, positions) if release else {}
+    last = _last_uses(session.path, positions) if release else {}
     with below_autograd():
         for i in positions:
-            call = path[i].call
+            call = session.node(i).call
             args, kwargs = session.arguments(i)
             if call.grad != torch.is_grad_enabled():
                 torch._C._set_grad_enabled(call.grad)

@@ -15,6 +15,16 @@ const std::string kMode = "markstep";
 using c10::impl::TorchDispatchModeTLS;
 using Mode = c10::impl::PyObject_TorchDispatchMode;
 
+struct Followed : Mode {
+  Followed(PyObject* mode, State* state) : Mode(mode, getPyInterpreter()), state(state) {}
+  State* state;  // of the session that the mode holds; none: all calls go to Python
+};
+
+struct WithPython {
+  PyGILState_STATE state = PyGILState_Ensure();
+  ~WithPython() { PyGILState_Release(state); }
+};
+
 // Does an argument dispatch in Python by itself (a tensor subclass)?
 bool has_subclass(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   auto subclass = [](const c10::IValue& v) {
@@ -52,8 +62,13 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
     op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
     return;
   }
-  c10::impl::ExcludeDispatchKeyGuard once(kKey);
   const auto& kept = at::impl::ThreadLocalPythonObjects::get(kMode);
+  State* st = ((Followed*)kept.get())->state;
+  if (st && st->predicting && !st->paused) {
+    WithPython held;
+    if (predict(*st, op, stack)) return;
+  }
+  c10::impl::ExcludeDispatchKeyGuard once(kKey);
   TorchDispatchModeTLS::push_non_infra_mode_onto_stack(std::shared_ptr<Mode>(kept, (Mode*)kept.get()));
   c10::impl::tls_set_dispatch_key_excluded(c10::DispatchKey::Python, false);
   struct Restore {
@@ -68,17 +83,17 @@ void on_operator(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch:
 
 TORCH_LIBRARY_IMPL(_, Fake, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&on_operator>()); }
 
-// intercept(mode | None, everything): sends operator calls of this thread to the mode's __torch_dispatch__, or no longer: all
-// calls, or only those that tensors of the xla device lead to (xla.h).
+// intercept(mode | None, session | None, everything): sends operator calls of this thread that the session does not predict to
+// the mode's __torch_dispatch__, or no longer: all calls, or only those that tensors of the xla device lead to (xla.h).
 PyObject* mod_intercept(PyObject*, PyObject* args) {
   HANDLE_TH_ERRORS
-  PyObject* mode;
+  PyObject *mode, *session;
   int everything;
-  if (!PyArg_ParseTuple(args, "Op", &mode, &everything)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OOp", &mode, &session, &everything)) return nullptr;
   bool on = mode != Py_None;
   std::shared_ptr<c10::SafePyObject> kept;  // none when off: a thread that ends would need Python, which may be gone, to free it
   if (on) {
-    auto object = std::make_shared<Mode>(node_get(mode), getPyInterpreter());
+    auto object = std::make_shared<Followed>(node_get(mode), session == Py_None ? nullptr : as_session(session)->s);
     kept = std::shared_ptr<c10::SafePyObject>(object, (c10::SafePyObject*)object.get());
   }
   at::impl::ThreadLocalPythonObjects::set(kMode, kept);

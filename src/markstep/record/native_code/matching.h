@@ -32,6 +32,8 @@ struct State {
   Node* root = nullptr;
   Node* current = nullptr;
   bool strong = false;
+  bool predicting = false;  // what the engine does with calls now; while it is paused they go to Python
+  int paused = 0;
 
   void truncate_slots(size_t n) {
     while (slots.size() > n) {
@@ -106,21 +108,25 @@ bool within(PyObject* value, double limit) {
   return std::abs(v) <= limit;
 }
 
+bool match_tensor(State& st, const Item& item, const at::Tensor& t) {
+  if (!is_plain(t.unsafeGetTensorImpl())) return false;
+  auto* key = t.storage().unsafeGetStorageImpl();
+  bool bound = (size_t)item.a < st.slots.size();
+  int64_t shift = bound ? st.slots[(size_t)item.a].shift : t.storage_offset() - item.meta->offset;
+  if (!item.meta->fits(t.unsafeGetTensorImpl(), shift)) return false;
+  if (bound) return st.slots[(size_t)item.a].key == key;
+  if (st.index.count(key) || bind(st, t) != item.a) return false;
+  st.slots.back().shift = shift;
+  return true;
+}
+
 // Compares one argument tree with the template; binds input slots and scalars on the way.
 bool match_value(State& st, const std::vector<Item>& items, size_t& at, PyObject* value) {
   const Item& item = items[at++];
   switch (item.kind) {
     case TENSOR: {
       const at::Tensor* t = unpack(value);
-      if (!t || !is_plain(t->unsafeGetTensorImpl())) return false;
-      auto* key = t->storage().unsafeGetStorageImpl();
-      bool bound = (size_t)item.a < st.slots.size();
-      int64_t shift = bound ? st.slots[(size_t)item.a].shift : t->storage_offset() - item.meta->offset;
-      if (!item.meta->fits(t->unsafeGetTensorImpl(), shift)) return false;
-      if (bound) return st.slots[(size_t)item.a].key == key;
-      if (st.index.count(key) || bind(st, *t) != item.a) return false;
-      st.slots.back().shift = shift;
-      return true;
+      return t && match_tensor(st, item, *t);
     }
     case SCALAR:
       if (reinterpret_cast<PyObject*>(Py_TYPE(value)) != item.obj || !within(value, item.limit)) return false;
@@ -141,17 +147,8 @@ bool match_value(State& st, const std::vector<Item>& items, size_t& at, PyObject
   }
 }
 
-bool match_call(State& st, Node* n, PyObject* args, PyObject* kwargs) {
-  if (PyTuple_GET_SIZE(args) != n->nargs) return false;
-  Py_ssize_t nkw = kwargs == Py_None ? 0 : PyDict_GET_SIZE(kwargs);
-  if (nkw != PyTuple_GET_SIZE(n->kwnames)) return false;
-  size_t slots = st.slots.size(), scalars = st.scalars.size(), at = 0;
-  bool ok = true;
-  for (Py_ssize_t i = 0; ok && i < n->nargs; i++) ok = match_value(st, *n->args, at, PyTuple_GET_ITEM(args, i));
-  for (Py_ssize_t i = 0; ok && i < nkw; i++) {
-    PyObject* v = PyDict_GetItemWithError(kwargs, PyTuple_GET_ITEM(n->kwnames, i));
-    ok = v && match_value(st, *n->args, at, v);
-  }
+// A call was compared with a node, whose arguments bound slots and scalars from these numbers on.
+bool settle(State& st, Node* n, bool ok, size_t slots, size_t scalars) {
   if (n->absolute)
     for (auto& item : *n->args) ok = ok && (item.kind != TENSOR || !st.slots[(size_t)item.a].shift);
   if (!ok) {
@@ -164,8 +161,25 @@ bool match_call(State& st, Node* n, PyObject* args, PyObject* kwargs) {
   return ok;
 }
 
+bool match_call(State& st, Node* n, PyObject* args, PyObject* kwargs) {
+  if (PyTuple_GET_SIZE(args) != n->nargs) return false;
+  Py_ssize_t nkw = kwargs == Py_None ? 0 : PyDict_GET_SIZE(kwargs);
+  if (nkw != PyTuple_GET_SIZE(n->kwnames)) return false;
+  size_t slots = st.slots.size(), scalars = st.scalars.size(), at = 0;
+  bool ok = true;
+  for (Py_ssize_t i = 0; ok && i < n->nargs; i++) ok = match_value(st, *n->args, at, PyTuple_GET_ITEM(args, i));
+  for (Py_ssize_t i = 0; ok && i < nkw; i++) {
+    PyObject* v = PyDict_GetItemWithError(kwargs, PyTuple_GET_ITEM(n->kwnames, i));
+    ok = v && match_value(st, *n->args, at, v);
+  }
+  return settle(st, n, ok, slots, scalars);
+}
+
+// Programs do not hold the default dtype.
+bool default_dtype_fits() { return c10::get_default_dtype_as_scalartype() == c10::ScalarType::Float; }
+
 Node* follow(State& st, PyObject* func, PyObject* args, PyObject* kwargs, bool specials) {
-  if (c10::get_default_dtype_as_scalartype() != c10::ScalarType::Float) return nullptr;  // programs do not hold it
+  if (!default_dtype_fits()) return nullptr;
   auto& children = *st.current->children;
   bool grad = c10::GradMode::is_enabled();
   for (size_t i = 0; i < children.size(); i++) {
@@ -204,23 +218,31 @@ void defer(Slot& slot) {
   slot.deferred = slot.created = true;
 }
 
+at::Tensor new_handle(State& st, const Item& item) {
+  Slot slot;
+  slot.nbytes = item.nbytes;
+  slot.device = item.meta->device;
+  defer(slot);
+  auto storage = std::move(slot.strong);
+  slot.key = storage.get();
+  slot.weak = c10::weak_intrusive_ptr<c10::StorageImpl>(storage);
+  st.index.emplace(slot.key, (int32_t)st.slots.size());
+  st.slots.push_back(std::move(slot));
+  return tensor_on(storage, *item.meta);
+}
+
+at::Tensor view_of(State& st, const Item& item) {
+  const Slot& slot = st.slots[(size_t)item.a];
+  return tensor_on(slot.storage(), *item.meta, slot.shift);
+}
+
 PyObject* make_output(State& st, Node* n, size_t& at, PyObject* args, PyObject* kwargs) {
   const Item& item = (*n->outs)[at++];
   switch (item.kind) {
-    case NEW: {
-      Slot slot;
-      slot.nbytes = item.nbytes;
-      slot.device = item.meta->device;
-      defer(slot);
-      auto storage = std::move(slot.strong);
-      slot.key = storage.get();
-      slot.weak = c10::weak_intrusive_ptr<c10::StorageImpl>(storage);
-      st.index.emplace(slot.key, (int32_t)st.slots.size());
-      st.slots.push_back(std::move(slot));
-      return THPVariable_Wrap(tensor_on(storage, *item.meta));
-    }
+    case NEW:
+      return THPVariable_Wrap(new_handle(st, item));
     case VIEW:
-      return THPVariable_Wrap(tensor_on(st.slots[(size_t)item.a].storage(), *item.meta, st.slots[(size_t)item.a].shift));
+      return THPVariable_Wrap(view_of(st, item));
     case SAME: {
       PyObject* o = tensor_argument(args, kwargs, n->kwnames, item.a);
       Py_XINCREF(o);

@@ -2,7 +2,7 @@
 
 // `Session` as Python sees it.
 
-#include "matching.h"
+#include "direct.h"
 
 namespace {
 
@@ -465,11 +465,27 @@ PyObject* session_path(PyObject* self, void*) {
   for (size_t i = 0; i < path.size(); i++) PyList_SET_ITEM(list, (Py_ssize_t)i, node_get(reinterpret_cast<PyObject*>(path[i].node)));
   return list;
 }
+// node(i): call i of the path.
+PyObject* session_node(PyObject* self, PyObject* index) {
+  return node_get(reinterpret_cast<PyObject*>(as_session(self)->s->path[(size_t)PyLong_AsSsize_t(index)].node));
+}
 PyObject* session_scalars(PyObject* self, void*) {
   auto& values = as_session(self)->s->scalars;
   PyObject* list = PyList_New((Py_ssize_t)values.size());
   for (size_t i = 0; i < values.size(); i++) PyList_SET_ITEM(list, (Py_ssize_t)i, node_get(values[i]));
   return list;
+}
+
+PyObject* session_predicting(PyObject* self, void*) { return PyBool_FromLong(as_session(self)->s->predicting); }
+PyObject* session_paused(PyObject* self, void*) { return PyLong_FromLong(as_session(self)->s->paused); }
+int session_set_predicting(PyObject* self, PyObject* value, void*) {
+  int on = value ? PyObject_IsTrue(value) : 0;
+  as_session(self)->s->predicting = on == 1;
+  return on < 0 ? -1 : 0;
+}
+int session_set_paused(PyObject* self, PyObject* value, void*) {
+  as_session(self)->s->paused = value ? (int)PyLong_AsLong(value) : 0;
+  return PyErr_Occurred() ? -1 : 0;
 }
 
 PyObject* session_new(PyTypeObject* type, PyObject*, PyObject*) {
@@ -499,12 +515,13 @@ PyMethodDef session_methods[] = {
     {"freeze", session_freeze, METH_NOARGS, nullptr}, {"thaw", FAST(session_thaw)}, {"keys", session_keys, METH_NOARGS, nullptr},
     {"abandoned", session_abandoned, METH_NOARGS, nullptr}, {"forget_input", session_forget_input, METH_O, nullptr},
     {"overlaps", session_overlaps, METH_NOARGS, nullptr}, {"stale", FAST(session_stale)},
-    {"shift", session_shift, METH_O, nullptr}, {"meta", session_meta, METH_O, nullptr},
+    {"node", session_node, METH_O, nullptr}, {"shift", session_shift, METH_O, nullptr}, {"meta", session_meta, METH_O, nullptr},
     {nullptr, nullptr, 0, nullptr}};
 PyGetSetDef session_getset[] = {
     {"current", session_current, nullptr, nullptr, nullptr}, {"length", session_length, nullptr, nullptr, nullptr},
     {"slot_count", session_slot_count, nullptr, nullptr, nullptr}, {"path", session_path, nullptr, nullptr, nullptr},
-    {"scalars", session_scalars, nullptr, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
+    {"scalars", session_scalars, nullptr, nullptr, nullptr}, {"predicting", session_predicting, session_set_predicting, nullptr, nullptr},
+    {"paused", session_paused, session_set_paused, nullptr, nullptr}, {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 PyTypeObject NodeType = {PyVarObject_HEAD_INIT(nullptr, 0) "markstep.record._native.Node", sizeof(Node)};
 PyTypeObject SessionType = {PyVarObject_HEAD_INIT(nullptr, 0) "markstep.record._native.Session", sizeof(Session)};

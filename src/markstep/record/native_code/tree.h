@@ -7,14 +7,18 @@
 namespace {
 
 enum Kind : uint8_t { TENSOR, CONST, SCALAR, LIST, TUPLE, NEW, VIEW, SAME };
+// What a constant is among the arguments of PyTorch's dispatcher, which holds dtypes, layouts and memory formats as integers.
+enum Form : uint8_t { OTHER, NONE, BOOL, INT, DOUBLE, STRING, DEVICE };
 
 struct Item {
   Kind kind;
+  Form form = OTHER;          // of a constant
   int32_t a = 0;              // slot | length | flat tensor position (SAME)
   PyObject* obj = nullptr;    // constant, or the type of a promoted scalar
   std::shared_ptr<Meta> meta;
   int64_t nbytes = 0;
   double limit = 0;           // of a promoted scalar
+  int64_t number = 0;         // of a constant that is BOOL or INT
 };
 
 struct Node {
@@ -34,6 +38,9 @@ struct Node {
   bool special;               // not deferred: Python decides what happens
   bool grad;                  // grad mode of the call
   bool absolute;              // an argument is an offset on a storage, not on a tensor
+  std::optional<c10::OperatorHandle>* op;  // none: only Python compares calls with this one
+  std::vector<int16_t>* given;             // the operator's arguments that the call gives, in the order of `args`
+  std::vector<int16_t>* rest;              // the others, which have their defaults
 };
 
 extern PyTypeObject NodeType;
@@ -58,6 +65,31 @@ std::shared_ptr<Meta> attr_meta(PyObject* o) {
   bool ok = parse_meta(v, *m);
   Py_DECREF(v);
   return ok ? m : nullptr;
+}
+
+void read_constant(Item& item) {
+  PyObject* o = item.obj;
+  if (o == Py_None) {
+    item.form = NONE;
+  } else if (PyBool_Check(o)) {
+    item.form = BOOL;
+    item.number = o == Py_True;
+  } else if (PyLong_CheckExact(o)) {
+    int overflow = 0;
+    item.number = PyLong_AsLongLongAndOverflow(o, &overflow);
+    item.form = overflow ? OTHER : INT;
+  } else if (PyFloat_CheckExact(o)) {
+    item.form = DOUBLE;
+  } else if (PyUnicode_CheckExact(o)) {
+    item.form = STRING;
+  } else if (THPDevice_Check(o)) {
+    item.form = DEVICE;
+  } else if (THPDtype_Check(o) || THPLayout_Check(o) || THPMemoryFormat_Check(o)) {
+    item.form = INT;
+    item.number = THPDtype_Check(o) ? (int64_t) reinterpret_cast<THPDtype*>(o)->scalar_type
+        : THPLayout_Check(o)        ? (int64_t) reinterpret_cast<THPLayout*>(o)->layout
+                                    : (int64_t) reinterpret_cast<THPMemoryFormat*>(o)->memory_format;
+  }
 }
 
 bool flatten(PyObject* o, std::vector<Item>& out, bool result) {
@@ -91,6 +123,7 @@ bool flatten(PyObject* o, std::vector<Item>& out, bool result) {
   } else {
     Py_INCREF(o);
     item.obj = o;
+    read_constant(item);
   }
   out.push_back(item);
   return true;
@@ -107,6 +140,57 @@ bool load_ints(PyObject* call, const char* name, std::vector<int32_t>& out) {
   for (Py_ssize_t i = 0; values && i < PyTuple_GET_SIZE(values); i++) out.push_back((int32_t)PyLong_AsLong(PyTuple_GET_ITEM(values, i)));
   Py_XDECREF(values);
   return !PyErr_Occurred();
+}
+
+// Can results of this kind be given to the dispatcher without Python?
+bool is_direct(const std::vector<Item>& outs, const c10::FunctionSchema& schema) {
+  const auto& returns = schema.returns();
+  if (returns.empty()) return outs.size() == 1 && outs[0].kind == CONST && outs[0].form == NONE;
+  if (returns.size() > 1 && (outs[0].kind != TUPLE || (size_t)outs[0].a != returns.size())) return false;
+  size_t at = returns.size() > 1;
+  for (const auto& r : returns) {
+    const Item& item = outs[at++];
+    bool list = r.type()->kind() == c10::TypeKind::ListType;
+    if (list != (item.kind == LIST) || item.kind == TUPLE) return false;
+    auto single = [](const Item& i) { return i.kind == NEW || i.kind == VIEW || i.kind == SAME; };
+    if (!list && !single(item) && !(item.kind == CONST && (item.form == NONE || item.form == INT))) return false;
+    for (int32_t i = 0; list && i < item.a; i++)
+      if (!single(outs[at++])) return false;
+  }
+  return at == outs.size();
+}
+
+// Which arguments of the operator the call gives; without `op`, Python has to compare.
+void read_operator(Node* n) {
+  n->op->reset();
+  n->given->clear();
+  n->rest->clear();
+  if (std::strcmp(Py_TYPE(n->func)->tp_name, "OpOverload") != 0) return;
+  PyObject* name = PyObject_CallMethod(n->func, "name", nullptr);
+  const char* text = name ? PyUnicode_AsUTF8(name) : nullptr;
+  if (!text) { PyErr_Clear(); Py_XDECREF(name); return; }
+  std::string full(text);
+  Py_DECREF(name);
+  if (full.rfind("aten::", 0) != 0) return;  // other operators may go, and others come to the same address
+  auto dot = full.find('.', full.find("::"));
+  auto op = c10::Dispatcher::singleton().findSchema(
+      {full.substr(0, dot), dot == std::string::npos ? std::string() : full.substr(dot + 1)});
+  if (!op || !is_direct(*n->outs, op->schema())) return;
+  const auto& arguments = op->schema().arguments();
+  for (Py_ssize_t i = 0; i < n->nargs; i++) n->given->push_back((int16_t)i);
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(n->kwnames); i++) {
+    const char* key = PyUnicode_AsUTF8(PyTuple_GET_ITEM(n->kwnames, i));
+    auto found = std::find_if(arguments.begin(), arguments.end(), [&](const auto& a) { return a.name() == key; });
+    n->given->push_back((int16_t)(found - arguments.begin()));
+  }
+  for (int16_t i = 0; (size_t)i < arguments.size(); i++)
+    if (std::find(n->given->begin(), n->given->end(), i) == n->given->end()) {
+      if (!arguments[(size_t)i].default_value()) return;
+      n->rest->push_back(i);
+    }
+  for (auto i : *n->given)
+    if ((size_t)i >= arguments.size()) return;
+  *n->op = op;
 }
 
 // (Re)reads the templates from node->call: args, kwargs, outs, writes.
@@ -133,6 +217,7 @@ bool load_call(Node* n) {
       ok = flatten(value, *n->args, false);
     }
     ok = ok && flatten(outs, *n->outs, true);
+    if (ok) read_operator(n);
   }
   Py_XDECREF(args); Py_XDECREF(kwargs); Py_XDECREF(outs); Py_XDECREF(grad); Py_XDECREF(absolute);
   return ok && !PyErr_Occurred();
@@ -148,6 +233,7 @@ PyObject* node_new(PyTypeObject* type, PyObject* args, PyObject*) {
   n->args = new std::vector<Item>(); n->outs = new std::vector<Item>(); n->writes = new std::vector<int32_t>();
   n->bumps = new std::vector<int32_t>();
   n->children = new std::vector<Node*>();
+  n->op = new std::optional<c10::OperatorHandle>(); n->given = new std::vector<int16_t>(); n->rest = new std::vector<int16_t>();
   Py_INCREF(func); n->func = func;
   Py_INCREF(call); n->call = call;
   n->info = PyDict_New();
@@ -178,6 +264,7 @@ void node_dealloc(PyObject* self) {
   }
   clear_items(*n->args); clear_items(*n->outs);
   delete n->args; delete n->outs; delete n->writes; delete n->bumps; delete n->children;
+  delete n->op; delete n->given; delete n->rest;
   Py_CLEAR(n->func); Py_CLEAR(n->call); Py_CLEAR(n->kwnames); Py_CLEAR(n->info);
   Py_TYPE(self)->tp_free(self);
 }
