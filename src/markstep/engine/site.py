@@ -7,7 +7,8 @@ import time
 from types import ModuleType
 from typing import Any
 
-from markstep.engine import heap, report
+from markstep.engine import agreement, heap, report
+from markstep.engine.agreement import Agreement
 from markstep.engine.ending import Ending, Interpreted
 from markstep.engine.options import Options
 from markstep.engine.replay import Replayer
@@ -26,12 +27,17 @@ class Site:
     Attributes:
         root: root of the program tree.
         predictable: at least one program can run from here.
+        agreement: set where several processes run this step together.
+        differed: the last step did not run as they had agreed, so that their parameters may differ by rounding.
     """
 
     def __init__(self, native: ModuleType, options: Options, name: str) -> None:
         self.options, self.name = options, name
         self.root: Any = native.Node(None, None, None, 0, False)
         self.predictable = False
+        self.agreement: Agreement | None = None
+        self.differed = False
+        self.last = "record"
         self.compiling: list[Ending] = []
         self.sharing: Sharing | None = None
         self.trial = Trial()
@@ -45,13 +51,37 @@ class Site:
 
         Now and then, more and more rarely, a step is looked at all the same: it may have become another one.
         """
-        if self.trial.verdict != "eager" or self.compiling:
+        if self.trial.verdict != "eager" or self.compiling or self.agreement is not None:
             return False
         self.rested += 1
+        agreement.begin(None)
         return self.rested <= self.rest
 
     def plan(self) -> str:
         """What to do with the next region: "predict", "record" or "eager" (leave it alone)."""
+        agreement.begin(self)
+        plan = self._own_plan()
+        if self.agreement is not None and self.agreement.together() != (plan == "predict"):
+            if plan == "predict":
+                plan = "eager"
+            elif self.predictable:
+                plan = "predict"
+            else:
+                self.differed = True  # the others run a program that this process has just lost
+        self.last = plan
+        return plan
+
+    def is_able(self) -> bool:
+        """With an agreement: can the next step run compiled here, and, where this process decides, should it?"""
+        if not self.predictable or self.options.backend == "eager":
+            return False
+        if self.agreement is None or not self.agreement.first or self.options.backend == "interpreter":
+            return True
+        if self.trial.verdict is not None:
+            return self.trial.verdict == "predict"
+        return self.last != "predict" or not self.trial.warm
+
+    def _own_plan(self) -> str:
         self._poll()
         if self.options.backend == "eager":
             self.fruitless += 1
@@ -62,7 +92,7 @@ class Site:
             self.skip -= 1
             return "eager"
         if self.trial.verdict == "eager" and not self.compiling:
-            return "record"  # see `idle`
+            return "record" if self.agreement is None else "eager"  # see `idle`
         if self.predictable:
             return self.trial.next()
         return "eager" if self.compiling else "record"
@@ -81,6 +111,7 @@ class Site:
     def finished(self, mode: str, seconds: float, endings: list[Ending], replayed: bool) -> None:
         """A region of the given plan has ended."""
         figures = report.current()
+        self.differed |= mode == "predict" and not replayed
         if mode == "predict" and replayed:
             figures.compiled_steps += 1
             self.fruitless = 0

@@ -1,0 +1,100 @@
+"""Training in two processes: equal in both, and equal to PyTorch's own DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import markstep
+from markstep.distributed import DataParallel
+from tests.distributed.jobs import run
+
+OPTIONS: dict[str, Any] = {"backend": "interpreter", "rng": "torch"}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.norm, self.b, self.c = nn.Linear(6, 16), nn.BatchNorm1d(16), nn.Linear(16, 16), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor, skip: bool = False) -> torch.Tensor:
+        x = torch.relu(self.norm(self.a(x)))
+        return self.c(x if skip else torch.relu(self.b(x)))
+
+
+def train(rank: int, how: str, case: str, steps: int, options: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(rank)  # models start different; rank 0's is taken
+    model = Net()
+    torch.manual_seed(0)
+    # Buckets of a few parameters each.
+    wrapped: Any = (
+        nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        if how == "ddp"
+        else DataParallel(model, bucket_mb=0.001)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scale = 1.0
+    losses = []
+
+    def step(i: int, micro: int) -> torch.Tensor:
+        x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1000 * rank + 10 * i + micro))
+        y = torch.arange(8) % 3
+        skip = case == "unused" or (case == "unused on one" and rank == 1)
+        return F.cross_entropy(wrapped(x, skip), y) * scale
+
+    def update(i: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        if case == "accumulate":
+            with wrapped.no_sync():
+                step(i, 1).backward()
+        loss = step(i, 0)
+        loss.backward()
+        if case == "differs" and rank == 1 and i % 5 == 4:
+            loss = loss + torch.zeros(())  # an operator that the other process does not call
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        return loss.detach()
+
+    run_step = markstep.compile(update, **options) if how == "markstep" else update
+    for i in range(steps):
+        losses.append(float(run_step(i)))
+    report = markstep.explain()
+    return {
+        "losses": losses,
+        "state": {k: v.clone() for k, v in model.state_dict().items()},
+        "compiled": report.compiled_steps,
+        "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
+        "repairs": wrapped._lockstep.repairs if how == "markstep" else 0,
+    }
+
+
+def _same_bits(results: list[dict[str, Any]], *, buffers: bool = False) -> None:
+    first = results[0]["state"]
+    for other in results[1:]:
+        for name, value in first.items():
+            if buffers or not name.startswith("norm.") or name in ("norm.weight", "norm.bias"):
+                assert torch.equal(value, other["state"][name]), name
+
+
+@pytest.mark.parametrize("case", ["plain", "accumulate", "unused", "unused on one"])
+@pytest.mark.parametrize("world", [2])
+def test_as_pytorch_does(case: str, world: int) -> None:
+    ours = run(train, world, "markstep", case, 12, OPTIONS)
+    theirs = run(train, world, "ddp", case, 12, OPTIONS)
+    _same_bits(ours)
+    _same_bits(theirs)
+    assert all(r["compiled"] >= 6 for r in ours), [r["compiled"] for r in ours]
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a["losses"], b["losses"], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(a["state"], b["state"], rtol=1e-3, atol=1e-4)
+        assert [g is None for g in a["grads"]] == [g is None for g in b["grads"]]
+
+
+def test_a_process_that_leaves_the_program_is_made_equal_again() -> None:
+    results = run(train, 2, "markstep", "differs", 20, OPTIONS)
+    _same_bits(results)
+    assert results[0]["repairs"] == results[1]["repairs"] > 0
