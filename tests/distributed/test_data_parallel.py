@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.distributed.jobs import run
 from torch import nn
 
 import markstep
 from markstep.distributed import DataParallel
-from tests.distributed.jobs import run
 
 OPTIONS: dict[str, Any] = {"backend": "interpreter", "rng": "torch"}
 

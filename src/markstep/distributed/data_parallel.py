@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-import markstep
 from markstep.distributed.collectives import all_reduce_, broadcast_, register, wait_
 from markstep.distributed.lockstep import Lockstep
 
@@ -115,7 +114,7 @@ class DataParallel(nn.Module):
             self._started, self._next = True, 0
             for b in self._buckets:
                 b.ready.clear()
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)  # type: ignore[attr-defined]
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
         self._bucket_of[id(p)].ready.add(id(p))
         while self._next < len(self._buckets) and self._buckets[self._next].complete:
             self._start(self._buckets[self._next])
@@ -221,7 +220,8 @@ def _make_buckets(parameters: list[nn.Parameter], bucket_mb: float) -> list[_Buc
     """In the order in which backward is likely to finish: last parameters first."""
     buckets: list[_Bucket] = []
     for same in _by_kind(list(reversed(parameters))):
-        room, chosen = _FIRST_BUCKET_MB * 2**20, []
+        room = _FIRST_BUCKET_MB * 2**20
+        chosen: list[Tensor] = []
         for p in same:
             if chosen and room < p.nbytes:
                 buckets.append(_bucket(chosen))

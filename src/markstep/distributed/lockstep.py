@@ -43,7 +43,7 @@ class Lockstep:
             site.agreement = self
             able, same, site.differed = site.is_able(), not site.differed, False
         options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp.MIN
+        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         self._array[:] = able, same
         self._work = self._backend.allreduce([self._numbers], options)
 
