@@ -12,13 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from markstep.distributed import watch
+
 _library = torch.library.Library("markstep", "FRAGMENT")
 _library.define("all_reduce_(Tensor(a!) tensor, str op, str group) -> ()")
 _library.define("broadcast_(Tensor(a!) tensor, int source, str group) -> ()")
 _library.define("wait_(Tensor(a!) tensor) -> ()")
 
 _groups: dict[str, Any] = {}
-_pending: dict[int, tuple[Any, Tensor]] = {}
+_pending: dict[int, tuple[Any, Tensor, str, int]] = {}
 _address = torch._C.TensorBase.data_ptr  # Tensor's own is wrapped by the engine
 
 
@@ -30,6 +32,7 @@ def register(name: str, group: Any) -> str:
         group: a backend (`ProcessGroup._get_backend`), whose calls do not pass through PyTorch's dispatcher.
     """
     _groups[name] = group
+    watch.current()
     return name
 
 
@@ -39,22 +42,28 @@ def _group(name: str) -> Any:
     return _groups[name]
 
 
+def _start(tensor: Tensor, work: Any, what: str) -> None:
+    what = f"{what} of {tensor.numel():,} {str(tensor.dtype).removeprefix('torch.')}"
+    _pending[_address(tensor)] = (work, tensor, what, watch.current().started())
+
+
 def _all_reduce(tensor: Tensor, op: str, group: str) -> None:
     options = dist.AllreduceOptions()
     options.reduceOp = getattr(dist.ReduceOp, op)
-    _pending[_address(tensor)] = (_group(group).allreduce([tensor], options), tensor)
+    _start(tensor, _group(group).allreduce([tensor], options), f"all_reduce {op}")
 
 
 def _broadcast(tensor: Tensor, source: int, group: str) -> None:
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = source, 0
-    _pending[_address(tensor)] = (_group(group).broadcast([tensor], options), tensor)
+    _start(tensor, _group(group).broadcast([tensor], options), f"broadcast from rank {source} of the group")
 
 
 def _wait(tensor: Tensor) -> None:
     started = _pending.pop(_address(tensor), None)
     if started is not None:
-        started[0].wait()
+        work, _, what, number = started
+        watch.current().wait(work, what, number)
 
 
 for _name, _kernel in {"all_reduce_": _all_reduce, "broadcast_": _broadcast, "wait_": _wait}.items():

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import markstep
+from markstep.distributed import watch
 from markstep.engine import agreement
 
 
@@ -33,6 +34,7 @@ class Lockstep:
         self._numbers = torch.zeros(2, dtype=torch.int64)
         self._array = self._numbers.numpy()
         self._work: Any = None
+        self._number = 0
         self._together = False
 
     def exchange(self) -> None:
@@ -46,6 +48,7 @@ class Lockstep:
         options.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
         self._array[:] = able, same
         self._work = self._backend.allreduce([self._numbers], options)
+        self._number = watch.current().started()
 
     def together(self) -> bool:
         """See `Agreement`."""
@@ -55,8 +58,8 @@ class Lockstep:
     def _finish(self) -> None:
         if self._work is None:
             return
-        self._work.wait()
-        self._work = None
+        work, self._work = self._work, None
+        watch.current().wait(work, "agreement on the next step", self._number)
         self._together = bool(self._array[0])
         if not self._array[1]:
             self.repairs += 1

@@ -31,13 +31,14 @@ def _rank(code: CodeType) -> int:
 
 def user_line() -> str:
     """`file:line` of the innermost frame in the user's own code, with the library line it was called through."""
-    found = _innermost(sys._getframe(1))
+    found = innermost_line(sys._getframe(1))
     if not found:  # a thread of autograd's: the user's line is where backward was called
-        found = _innermost(sys._current_frames().get(threading.main_thread().ident or 0))
+        found = innermost_line(sys._current_frames().get(threading.main_thread().ident or 0))
     return found or "unknown line"
 
 
-def _innermost(frame: FrameType | None) -> str:
+def innermost_line(frame: FrameType | None) -> str:
+    """As `user_line`, for any frame; empty if there is none."""
     library = ""
     while frame is not None:
         rank = _rank(frame.f_code)
