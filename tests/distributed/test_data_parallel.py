@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ def train(rank: int, how: str, case: str, steps: int, options: dict[str, Any]) -
     model = Net()
     torch.manual_seed(0)
     # Buckets of a few parameters each.
+    os.environ["MARKSTEP"] = "0" if how == "native ddp" else "1"
     wrapped: Any = (
         nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
         if how == "ddp"
@@ -59,7 +61,7 @@ def train(rank: int, how: str, case: str, steps: int, options: dict[str, Any]) -
         optimizer.step()
         return loss.detach()
 
-    run_step = markstep.compile(update, **options) if how == "markstep" else update
+    run_step = markstep.compile(update, **options) if how != "native ddp" else update
     for i in range(steps):
         losses.append(float(run_step(i)))
     report = markstep.explain()
@@ -68,7 +70,7 @@ def train(rank: int, how: str, case: str, steps: int, options: dict[str, Any]) -
         "state": {k: v.clone() for k, v in model.state_dict().items()},
         "compiled": report.compiled_steps,
         "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
-        "repairs": wrapped._lockstep.repairs if how == "markstep" else 0,
+        "repairs": wrapped._reducer.lockstep.repairs if how == "ours" else 0,
     }
 
 
@@ -81,10 +83,11 @@ def _same_bits(results: list[dict[str, Any]], *, buffers: bool = False) -> None:
 
 
 @pytest.mark.parametrize("case", ["plain", "accumulate", "unused", "unused on one"])
-@pytest.mark.parametrize("world", [2])
-def test_as_pytorch_does(case: str, world: int) -> None:
-    ours = run(train, world, "markstep", case, 12, OPTIONS)
-    theirs = run(train, world, "ddp", case, 12, OPTIONS)
+@pytest.mark.parametrize("how", ["ours", "ddp"])
+def test_as_pytorch_does(how: str, case: str) -> None:
+    world = 2
+    ours = run(train, world, how, case, 12, OPTIONS)
+    theirs = run(train, world, "native ddp", case, 12, OPTIONS)
     _same_bits(ours)
     _same_bits(theirs)
     assert all(r["compiled"] >= 6 for r in ours), [r["compiled"] for r in ours]
@@ -95,6 +98,34 @@ def test_as_pytorch_does(case: str, world: int) -> None:
 
 
 def test_a_process_that_leaves_the_program_is_made_equal_again() -> None:
-    results = run(train, 2, "markstep", "differs", 20, OPTIONS)
+    results = run(train, 2, "ours", "differs", 20, OPTIONS)
     _same_bits(results)
     assert results[0]["repairs"] == results[1]["repairs"] > 0
+
+
+def _hooked(rank: int) -> tuple[list[float], int, list[str]]:
+    torch.manual_seed(0)
+    ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 3))
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    ddp.register_comm_hook(None, allreduce_hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+
+    def update(i: int) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(ddp(torch.full((3, 4), float(i + rank))), torch.arange(3))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    step = markstep.compile(update, **OPTIONS)
+    for i in range(6):
+        step(i)
+    report = markstep.explain()
+    return [float(p.detach().sum()) for p in ddp.parameters()], report.compiled_steps, report.warnings
+
+
+def test_a_communication_hook_is_kept_and_the_step_runs_eagerly() -> None:
+    (first, compiled, warnings), (second, _, _) = run(_hooked, 2)
+    assert first == second and compiled == 0
+    assert len(warnings) == 1 and "DistributedDataParallel" in warnings[0]

@@ -115,6 +115,17 @@ class Place:
         return self._sites[ident]
 
 
+def leave_alone(reason: str) -> None:
+    """The step under way cannot be followed from here on, nor can later ones of its site: they run eagerly, which is said once."""
+    engine = threads.active()
+    if engine is None or engine.site is None:
+        return
+    engine.site.refused = True
+    warn(f"training goes on eagerly: {reason}")
+    engine.mode.__exit__(None, None, None)
+    engine.leave("the step cannot be followed", user_line())
+
+
 def hot_path(options: Options) -> Any:
     """The C++ part; None while it is being built in the background, or when it cannot be built (said once)."""
     global _builder

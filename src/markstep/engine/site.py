@@ -28,6 +28,7 @@ class Site:
         root: root of the program tree.
         predictable: at least one program can run from here.
         agreement: set where several processes run this step together.
+        refused: its steps cannot be followed, as has been said; they run eagerly.
         differed: the last step did not run as they had agreed, so that their parameters may differ by rounding.
     """
 
@@ -36,7 +37,7 @@ class Site:
         self.root: Any = native.Node(None, None, None, 0, False)
         self.predictable = False
         self.agreement: Agreement | None = None
-        self.differed = False
+        self.differed = self.refused = False
         self.last = "record"
         self.compiling: list[Ending] = []
         self.sharing: Sharing | None = None
@@ -51,6 +52,8 @@ class Site:
 
         Now and then, more and more rarely, a step is looked at all the same: it may have become another one.
         """
+        if self.refused:
+            return True
         if self.trial.verdict != "eager" or self.compiling or self.agreement is not None:
             return False
         self.rested += 1
@@ -59,6 +62,8 @@ class Site:
 
     def plan(self) -> str:
         """What to do with the next region: "predict", "record" or "eager" (leave it alone)."""
+        if self.refused:
+            return "eager"
         agreement.begin(self)
         plan = self._own_plan()
         if self.agreement is not None and self.agreement.together() != (plan == "predict"):
