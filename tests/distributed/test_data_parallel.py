@@ -41,6 +41,7 @@ def train(rank: int, how: str, case: str, steps: int, options: dict[str, Any]) -
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
     scale = 1.0
     losses = []
+    before = markstep.explain().compiled_steps
 
     def step(i: int, micro: int) -> torch.Tensor:
         x = torch.randn(8, 6, generator=torch.Generator().manual_seed(1000 * rank + 10 * i + micro))
@@ -64,11 +65,11 @@ def train(rank: int, how: str, case: str, steps: int, options: dict[str, Any]) -
     run_step = markstep.compile(update, **options) if how != "native ddp" else update
     for i in range(steps):
         losses.append(float(run_step(i)))
-    report = markstep.explain()
+    compiled = markstep.explain().compiled_steps - before
     return {
         "losses": losses,
         "state": {k: v.clone() for k, v in model.state_dict().items()},
-        "compiled": report.compiled_steps,
+        "compiled": compiled,
         "grads": [None if p.grad is None else p.grad.clone() for p in model.parameters()],
         "repairs": wrapped._reducer.lockstep.repairs if how == "ours" else 0,
     }
@@ -82,12 +83,24 @@ def _same_bits(results: list[dict[str, Any]], *, buffers: bool = False) -> None:
                 assert torch.equal(value, other["state"][name]), name
 
 
-@pytest.mark.parametrize("case", ["plain", "accumulate", "unused", "unused on one"])
+CASES = ("plain", "accumulate", "unused", "unused on one")
+
+
+def train_all(rank: int) -> dict[tuple[str, str], dict[str, Any]]:
+    """Everything in one job: starting processes takes longer than training."""
+    jobs = [(how, case) for case in CASES for how in ("native ddp", "ours", "ddp")] + [("ours", "differs")]
+    return {job: train(rank, *job, 20 if job[1] == "differs" else 12, OPTIONS) for job in jobs}
+
+
+@pytest.fixture(scope="module")
+def trained() -> list[dict[tuple[str, str], dict[str, Any]]]:
+    return run(train_all, 2)
+
+
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("how", ["ours", "ddp"])
-def test_as_pytorch_does(how: str, case: str) -> None:
-    world = 2
-    ours = run(train, world, how, case, 12, OPTIONS)
-    theirs = run(train, world, "native ddp", case, 12, OPTIONS)
+def test_as_pytorch_does(how: str, case: str, trained: list[dict[tuple[str, str], dict[str, Any]]]) -> None:
+    ours, theirs = [[r[h, case] for r in trained] for h in (how, "native ddp")]
     _same_bits(ours)
     _same_bits(theirs)
     assert all(r["compiled"] >= 6 for r in ours), [r["compiled"] for r in ours]
@@ -97,8 +110,8 @@ def test_as_pytorch_does(how: str, case: str) -> None:
         assert [g is None for g in a["grads"]] == [g is None for g in b["grads"]]
 
 
-def test_a_process_that_leaves_the_program_is_made_equal_again() -> None:
-    results = run(train, 2, "ours", "differs", 20, OPTIONS)
+def test_a_process_that_leaves_the_program_is_made_equal_again(trained: list[dict[tuple[str, str], dict[str, Any]]]) -> None:
+    results = [r["ours", "differs"] for r in trained]
     _same_bits(results)
     assert results[0]["repairs"] == results[1]["repairs"] > 0
 
