@@ -72,6 +72,15 @@ def test_the_rank_at_fault_is_named(fault: str, said: list[str]) -> None:
     assert time.monotonic() - begin < 45
 
 
+def test_processes_that_train_alone_are_told() -> None:
+    with job("does not synchronise") as processes:
+        results = [outcome(p) for p in processes]
+    texts = [text for code, text in results if code != 0]
+    assert texts, results
+    assert all("the parameters of rank 1 differ from those of rank 0" in text or "StalledError" in text for text in texts), texts
+    assert any("ReplicasDifferError" in text for text in texts)
+
+
 def test_a_pause_below_the_limit_is_survived() -> None:
     with job("nothing") as processes:
         undisturbed = [outcome(p) for p in processes]

@@ -6,6 +6,7 @@ Where a step reduces gradients, `markstep.distributed` gives its site an object 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ class Agreement(Protocol):
 class _Local(threading.local):
     site: Site | None = None
 
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+
 
 _local = _Local()
 
@@ -35,6 +39,14 @@ _local = _Local()
 def begin(site: Site | None) -> None:
     """A step of `site` begins in this thread, or one that Markstep has nothing to do with."""
     _local.site = site
+    waiting, _local.waiting = _local.waiting, []
+    for look in waiting:
+        look()
+
+
+def before_next_step(look: Callable[[], None]) -> None:
+    """Calls `look` when the next step of this thread begins, at a moment when all tensors have their values."""
+    _local.waiting.append(look)
 
 
 def begun() -> Site | None:

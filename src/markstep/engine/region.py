@@ -116,7 +116,7 @@ class Place:
 
 
 def leave_alone(reason: str) -> None:
-    """The step under way cannot be followed from here on, nor can later ones of its site: they run eagerly, which is said once."""
+    """The step under way cannot be followed from here on, nor can later ones of its site: they run eagerly, as is said once."""
     engine = threads.active()
     if engine is None or engine.site is None:
         return
