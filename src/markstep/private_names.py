@@ -34,6 +34,11 @@ NAMES = (
     "torch._C._profiler._ExperimentalConfig",
     "torch.distributed.distributed_c10d._get_default_store",
     "torch.utils._foreach_utils",
+    # distributed
+    "torch.autograd.Variable._execution_engine.queue_callback",
+    "torch.distributed.ProcessGroup._get_backend",
+    "torch.nn.parallel.DistributedDataParallel.join_hook",
+    "torch.nn.parallel.DistributedDataParallel.register_comm_hook",
     # codegen
     "torch._subclasses.fake_tensor.FakeTensorMode",
     "torch.fx.experimental.proxy_tensor.make_fx",
