@@ -142,3 +142,14 @@ def test_a_communication_hook_is_kept_and_the_step_runs_eagerly() -> None:
     (first, compiled, warnings), (second, _, _) = run(_hooked, 2)
     assert first == second and compiled == 0
     assert len(warnings) == 1 and "DistributedDataParallel" in warnings[0]
+
+
+@pytest.mark.compile
+def test_compiled() -> None:
+    options = {"background": False, "rng": "torch"}
+    ours = run(train, 2, "ours", "plain", 40, options, limit_s=600)
+    theirs = run(train, 2, "native ddp", "plain", 40, options)
+    _same_bits(ours)
+    assert min(r["compiled"] for r in ours) > 0
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a["losses"][:20], b["losses"][:20], rtol=1e-3, atol=1e-4)
