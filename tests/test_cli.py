@@ -54,6 +54,14 @@ def test_run_keeps_the_exit_status_of_the_script(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (7, "['-x']\n")
 
 
+def test_run_seeds_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import sys, torch\nprint(torch.initial_seed(), sys.argv[1:])\n")
+    command = [sys.executable, "-m", "markstep", "run", "--seed", "3", str(script), "--seed", "4"]
+    done = subprocess.run(command, env=_environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "3 ['--seed', '4']\n")
+
+
 def test_env_names_what_a_bug_report_needs(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -29,14 +29,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.command == "env":
         print("\n".join(f"{name:<14}{value}" for name, value in _environment()))
         return 0
+    if not args.module and (problem := _problem_with(Path(args.script))):
+        parser.error(problem)
+    if any(getattr(args, name) for name in ("nproc", "nnodes", "hosts", "rdzv")):
+        from markstep.distributed.launcher import launch
+
+        try:
+            status = launch(args)
+        except ValueError as error:
+            parser.exit(2, f"markstep run: {error}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # threads of torch's stores can abort an interpreter that ends, which would hide the status
+    from markstep.distributed import launch_worker
     from markstep.launch import run_module, run_script
 
-    if args.module:
-        run_module(args.script, args.arguments)
-        return 0
-    if problem := _problem_with(Path(args.script)):
-        parser.error(problem)
-    run_script(args.script, args.arguments)
+    if launch_worker.is_worker():
+        launch_worker.prepare()
+    if args.seed is not None:
+        launch_worker.seed(args.seed)
+    run = run_module if args.module else run_script
+    run(args.script, args.arguments)
     return 0
 
 
@@ -46,15 +59,33 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     run = commands.add_parser(
         "run",
-        help="run a PyTorch script with its training steps compiled",
+        help="run a PyTorch script, in one or several processes, with its training steps compiled",
         description="Run a PyTorch script as `python script.py ...` does, with its training steps compiled.",
+        allow_abbrev=False,
     )
+    _add_launch_options(run.add_argument_group("several processes", "docs/distributed-launch.md says more"))
     run.add_argument("-m", dest="module", action="store_true", help="SCRIPT is the name of a module, as in `python -m`")
     run.add_argument("script", help="a Python file")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
     commands.add_parser("bench", help="compare with eager PyTorch and torch.compile (needs a checkout)", add_help=False)
     commands.add_parser("env", help="print versions, machine and options, for a bug report")
     return parser
+
+
+def _add_launch_options(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--nproc", metavar="N", help="processes on this machine; auto: one for each GPU")
+    group.add_argument("--nnodes", metavar="MIN[:MAX]", help="number of machines; the same command runs on each")
+    group.add_argument("--rdzv", "--rdzv-endpoint", metavar="HOST:PORT", help="where the machines meet; all must reach it")
+    group.add_argument("--rdzv-id", metavar="ID", help="name of the job, the same on all machines")
+    group.add_argument("--rdzv-conf", metavar="K=V,...", action="append", default=[], help="settings of torch's rendezvous")
+    group.add_argument("--local-addr", metavar="ADDRESS", help="by which other machines reach this one")
+    group.add_argument("--hosts", metavar="A,B[:N]", help="start on these machines over ssh (and N processes on B)")
+    group.add_argument("--ssh", metavar="COMMAND", help="ssh with its options; also MARKSTEP_SSH")
+    group.add_argument("--max-restarts", metavar="R", type=int, default=0, help="start all processes again up to R times")
+    group.add_argument("--grace", metavar="S", type=float, default=5.0, help="seconds from asking a process to end to killing it")
+    group.add_argument("--seed", metavar="S", type=int, help="seed random, numpy and torch equally in each process")
+    group.add_argument("--no-prefix", action="store_true", help="output without [rank] before each line")
+    group.add_argument("--force", action="store_true", help="even if the script does not seem to train together")
 
 
 def _problem_with(script: Path) -> str | None:

@@ -1,9 +1,12 @@
-"""`markstep run script.py`: an unmodified script; steps end where an optimizer's step ends."""
+"""`markstep run script.py`: an unmodified script; steps end where an optimizer's step ends.
+
+In a worker, a script that leaves it to its launcher to call `_mp_fn` is imported, and `_mp_fn` called.
+"""
 
 from __future__ import annotations
 
 import builtins
-import importlib.util
+import importlib
 import os
 import runpy
 import sys
@@ -17,6 +20,9 @@ from typing import Any
 import torch
 
 from markstep.compat.exposing import expose_torch_xla
+from markstep.distributed.launch_failure import record
+from markstep.distributed.launch_scan import module_file, scan
+from markstep.distributed.launch_worker import is_worker, tell_accelerate
 from markstep.engine import patches, threads
 from markstep.engine.options import Options, enabled, resolve
 from markstep.engine.region import Place, hot_path
@@ -34,35 +40,36 @@ def run_script(path: str, args: Sequence[str]) -> None:
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no script {path!r}: give the path of a Python file")
     sys.argv = [path, *args]
-    _offer_torch_xla(Path(path).read_text(errors="replace"))
-    _run(lambda: _execute(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
+    _offer_names(Path(path).read_text(errors="replace"))
+    start = _call_mp_fn if is_worker() and scan(Path(path)).wants_mp_fn else _execute
+    _run(lambda: start(os.path.abspath(path)), os.path.dirname(os.path.realpath(path)))
 
 
 def run_module(name: str, args: Sequence[str]) -> None:
     """Runs a module as `python -m name args...` would, with training steps compiled."""
     sys.argv = [name, *args]
-    _offer_torch_xla(_source_of(name))
-    _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), os.getcwd())
+    path = module_file(name)
+    _offer_names(path.read_text(errors="replace") if path else "")
+    if path and is_worker() and scan(path, Path.cwd()).wants_mp_fn:
+        sys.argv[0] = str(path)
+        _run(lambda: importlib.import_module(name)._mp_fn(_ordinal()), os.getcwd())
+    else:
+        _run(lambda: runpy.run_module(name, run_name="__main__", alter_sys=True), os.getcwd())
 
 
-def _offer_torch_xla(source: str) -> None:
-    """`import torch_xla` gives Markstep's, unless there is a real one.
+def _offer_names(source: str) -> None:
+    """`import torch_xla` and `import smdistributed` give Markstep's, unless there is a real one.
 
     Transformers and Accelerate move every job to the xla device when they can import torch_xla. They do so here only if the
     script is written for it; other scripts are compiled as they are.
     """
     expose_torch_xla()
+    if "smddp" in source:
+        importlib.import_module("markstep.distributed.smddp")  # the import that makes it known is easily forgotten
     asked = any(word in source for word in ("torch_xla", "_mp_fn")) or "PJRT_DEVICE" in os.environ
     if not asked and "sagemaker_training_compiler_enabled" not in os.environ.get("SM_FRAMEWORK_PARAMS", ""):
         os.environ.setdefault("USE_TORCH_XLA", "0")
-
-
-def _source_of(module: str) -> str:
-    spec = importlib.util.find_spec(module)
-    if spec is not None and spec.submodule_search_locations:
-        spec = importlib.util.find_spec(f"{module}.__main__")
-    origin = spec.origin if spec is not None else None
-    return Path(origin).read_text(errors="replace") if origin and origin.endswith(".py") else ""
+        tell_accelerate()
 
 
 def _run(start: Callable[[], object], folder: str) -> None:
@@ -74,9 +81,13 @@ def _run(start: Callable[[], object], folder: str) -> None:
             return
         with Automatic(resolve({})):
             start()
-    except SystemExit:
+    except SystemExit as ended:
+        if ended.code:
+            record(ended, None)
         raise
-    except BaseException:
+    except BaseException as error:
+        if is_worker():
+            record(error, _without_launcher(error.__traceback__, isinstance(error, KeyboardInterrupt)))
         hook = sys.excepthook  # the script may have set its own
 
         def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -87,13 +98,24 @@ def _run(start: Callable[[], object], folder: str) -> None:
         raise
 
 
-def _execute(path: str) -> None:
+def _execute(path: str, name: str = "__main__") -> ModuleType:
     """Unlike `runpy.run_path` this leaves the script's module in place, for threads and exit handlers."""
-    main = ModuleType("__main__")
-    loader = SourceFileLoader("__main__", path)
+    main = ModuleType(name)
+    loader = SourceFileLoader(name, path)
     vars(main).update(__file__=path, __cached__=None, __loader__=loader, __builtins__=builtins, __annotations__={})
-    sys.modules["__main__"] = main
+    sys.modules["__main__"] = sys.modules[name] = main
     exec(compile(loader.get_data(path), path, "exec", dont_inherit=True), vars(main))
+    return main
+
+
+def _call_mp_fn(path: str) -> None:
+    """As a worker of xmp.spawn does it, the script is no `__main__`: what it does under that name would train a second time."""
+    name = Path(path).stem
+    _execute(path, "__mp_main__" if name in sys.modules else name)._mp_fn(_ordinal())
+
+
+def _ordinal() -> int:
+    return int(os.environ["RANK"])
 
 
 def _without_launcher(trace: TracebackType | None, interrupted: bool) -> TracebackType | None:

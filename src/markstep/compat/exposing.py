@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from types import ModuleType
 
 _NAMES = str(Path(__file__).with_name("names"))
 
@@ -33,7 +34,29 @@ def expose_torch_xla(*, instead_of_real: bool = False) -> bool:
     elif _NAMES not in sys.path:
         _add(first=False)
     importlib.invalidate_caches()
-    found = importlib.util.find_spec("torch_xla") if loaded is None else loaded.__spec__
+    return _found("torch_xla", loaded)
+
+
+def expose_smdistributed() -> bool:
+    """From now on `import smdistributed.dataparallel` gives Markstep's, also in child processes; a real one is left alone.
+
+    torch_xla becomes importable, too, as both lie in one folder.
+
+    Returns:
+        False when an installed one is found first.
+    """
+    loaded = sys.modules.get("smdistributed.dataparallel")
+    if _NAMES not in sys.path:
+        _add(first=False)
+    importlib.invalidate_caches()
+    try:
+        return _found("smdistributed.dataparallel", loaded)
+    except ImportError:  # a real smdistributed without this part
+        return False
+
+
+def _found(name: str, loaded: ModuleType | None) -> bool:
+    found = importlib.util.find_spec(name) if loaded is None else loaded.__spec__
     return found is not None and str(found.origin).startswith(_NAMES)
 
 

@@ -57,7 +57,7 @@ def _compare(optimizer: Any, number: int, step: int) -> None:
     if optimizer is None or not dist.is_initialized():
         return
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if not all(type(p) in (torch.nn.Parameter, torch.Tensor) and p.device.type in ("cpu", "cuda") for p in parameters):
+    if not all(_is_whole(p) for p in parameters):
         return  # shards, or a device whose scripts synchronise in their own way
     store = PrefixStore("markstep/replicas", dist.distributed_c10d._get_default_store())
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -80,6 +80,11 @@ def _compare(optimizer: Any, number: int, step: int) -> None:
             "MARKSTEP_LOCKSTEP=0"
         )
     del _open[:-8]
+
+
+def _is_whole(p: Any) -> bool:
+    sharded = any(getattr(p, name, False) for name in ("_is_flat_param", "_fsdp_flattened"))
+    return type(p) in (torch.nn.Parameter, torch.Tensor) and p.device.type in ("cpu", "cuda") and not sharded
 
 
 @torch.no_grad()

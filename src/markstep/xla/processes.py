@@ -6,6 +6,7 @@ initialised it), so that they work before, after and without `torch.distributed.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Sequence
@@ -113,6 +114,7 @@ def forget() -> None:
 
 
 os.register_at_fork(after_in_child=forget)
+atexit.register(forget)  # the threads of gloo's groups would abort the interpreter at its end
 
 
 def real(t: torch.Tensor) -> torch.Tensor:

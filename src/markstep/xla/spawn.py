@@ -23,7 +23,7 @@ def spawn(
     daemon: bool = False,
     start_method: str = "spawn",
 ) -> Any:
-    """Runs `fn(ordinal, *args)` in several processes, which train together.
+    """Runs `fn(ordinal, *args)` in several processes, which train together; in this one if a launcher started all of them.
 
     Args:
         fn: the function; with start_method "spawn" it must be importable from its module.
@@ -41,6 +41,11 @@ def spawn(
         torch.multiprocessing.ProcessRaisedException: one of the processes failed; has its traceback.
         torch.multiprocessing.ProcessExitedException: one of the processes ended with an error or was killed.
     """
+    if dist.is_available() and dist.is_torchelastic_launched():
+        if nprocs not in (None, 1, processes.local_world_size()):
+            started = processes.local_world_size()
+            warnings.warn(f"nprocs={nprocs}, but the launcher has started {started} processes: running in these", stacklevel=2)
+        return fn(processes.ordinal(), *args)
     available = _default_count()
     count = available if nprocs is None else nprocs
     if count < 1:

@@ -1,0 +1,3 @@
+"""`smdistributed.dataparallel.torch`, on Markstep."""
+
+__all__: list[str] = []

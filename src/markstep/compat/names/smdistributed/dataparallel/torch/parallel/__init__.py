@@ -1,0 +1,5 @@
+"""`smdistributed.dataparallel.torch.parallel`: the API before SMDDP 1.4."""
+
+from markstep.distributed.smddp_legacy import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]
