@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--models", default="bert-small,resnet-small")
     parser.add_argument("--dtypes", default="fp32,bf16")
     parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=5, help="steps of a round")
+    parser.add_argument("--steps", type=int, default=20, help="steps of a round; in the first ones memory and threads are cold")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     args = parser.parse_args()
     print(f"{machine.processor()}, commit {machine.commit()}, {args.threads} threads")
